@@ -1,0 +1,46 @@
+# The manual of this repository: `make` lists what there is to do.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench soak docs clean
+
+BIN := .venv/bin
+STAMP := .venv/.setup-done
+WORKERS ?= 2
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv with the product and its test tools
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup
+	@scripts/setup
+	@touch $@
+
+demo: setup ## a million records in, kill -9, every one back
+	@$(BIN)/python examples/demo.py
+
+test: setup ## run the tests
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: setup ## ruff, mypy --strict, and the borders between the rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## let ruff format and mend the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## measure this machine; results go to bench/results
+	$(BIN)/python -m bench
+
+soak: setup ## the long runs at full length
+	PENSTOCK_SOAK=1 $(BIN)/python -m pytest tests/soak -m soak --timeout 7200
+
+docs: setup ## write docs/config.md from the config's own descriptions
+	$(BIN)/python -m penstock.server.config_doc docs/config.md
+
+clean: ## remove .venv, caches and everything built
+	rm -rf .venv build dist reports .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

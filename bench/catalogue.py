@@ -1,0 +1,22 @@
+"""The scenarios, in the order in which they run and are reported."""
+
+from __future__ import annotations
+
+from bench.clients import clients
+from bench.fetch import bulk_fetch, cold_fetch
+from bench.produce import bulk_produce, connections, durable_produce, single_produce
+from bench.scale import big_start, idle_connections, segment_growth
+from bench.scenario import Scenario
+
+SCENARIOS = (
+    Scenario("bulk-produce", "Bulk produce against recv + CRC + write", bulk_produce),
+    Scenario("bulk-fetch", "Bulk fetch, warm, against sendfile", bulk_fetch),
+    Scenario("cold-fetch", "Cold fetch, and who waits for it", cold_fetch),
+    Scenario("single-produce", "Single-record Produce, window of 100, against E", single_produce),
+    Scenario("connections", "16 connections, one request in flight each, against E", connections),
+    Scenario("durable-produce", "acks=all on disk", durable_produce),
+    Scenario("idle-connections", "Idle connections", idle_connections),
+    Scenario("segment-growth", "A log of many segments", segment_growth),
+    Scenario("clients", "confluent-kafka", clients),
+    Scenario("big-start", "Start over many partitions", big_start),
+)

@@ -1,0 +1,379 @@
+"""The embedded engine: our own storage and coordination in this process, on this event loop.
+
+It owns the data directory, the flusher and the partitions, and gives the engine port its meaning. Everything that changes
+a log happens on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.broker import offsets
+from penstock.broker.engine import (
+    Acks,
+    Append,
+    Appended,
+    EpochEnd,
+    NewTopic,
+    OffsetFound,
+    PartitionInfo,
+    Read,
+    ReadResult,
+    TopicInfo,
+    TopicResult,
+)
+from penstock.broker.housekeeping import Housekeeping
+from penstock.broker.opening import open_partitions
+from penstock.broker.partition import Partition
+from penstock.broker.producer_ids import ProducerIds
+from penstock.broker.reads import Reads
+from penstock.broker.topics import Topics
+from penstock.coordination.producers import ProducerTable
+from penstock.model.errors import Fault
+from penstock.model.ids import INTERNAL_TOPICS, TopicPartition, is_internal
+from penstock.model.pending import Pending
+from penstock.storage.data_directory import DataDirectory, Identity
+from penstock.storage.flusher import Flusher
+from penstock.storage.log import PartitionLog
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+READER_THREADS = 4
+
+
+@dataclass(slots=True, frozen=True)
+class EngineSettings:
+    node_id: int = 0
+    cluster_id: str | None = None
+    num_partitions: int = 1
+    auto_create_topics: bool = True
+    delete_topics: bool = True
+    transaction_max_timeout_ms: int = 900_000
+    flush: str = "acks"
+    flush_interval_ms: int = 1_000
+    flush_threads: int = 4
+    checkpoint_interval_ms: int = 5_000
+    retention_check_interval_ms: int = 300_000
+    topic_defaults: Mapping[str, str] | None = None
+
+
+class EmbeddedEngine:
+    """Made and used on one running event loop: `start`, then calls, then `stop`."""
+
+    def __init__(self, directory: DataDirectory, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.directory = directory
+        cluster_id = settings.cluster_id or uuid.uuid4().hex[:22]
+        self.identity = directory.identity(Identity(cluster_id, settings.node_id))
+        self.leader_epoch = directory.leader_epoch
+        self._loop = asyncio.get_running_loop()
+        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="penstock-read")
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._flusher = Flusher(
+            directory.disk, settings.flush_threads, self._loop.call_soon_threadsafe, self._log_flushed
+        )
+        self._by_log: dict[PartitionLog, Partition] = {}
+        self._reads = Reads(self._loop, self._find, self._readers, directory.disk)
+        self.read = self._reads.read
+        self._producer_ids = ProducerIds(directory)
+        self._producer_ids_lock = asyncio.Lock()
+        self._topics = Topics(directory, settings, self._publish, self._withdraw, self._reconfigure)
+        self.housekeeping = Housekeeping(
+            directory,
+            self._partitions.values,
+            self.now_ms,
+            checkpoint_interval_ms=settings.checkpoint_interval_ms,
+            retention_interval_ms=settings.retention_check_interval_ms,
+            flush_interval_ms=settings.flush_interval_ms,
+        )
+        self._work: set[asyncio.Task[Any]] = set()
+
+    # ------------------------------------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Open every log that the catalogue names; damaged ones stay offline, the others are served."""
+        began = time.monotonic()
+        opened = open_partitions(
+            self.directory, self._topics.entries(), self._topics.config_of, self.settings.flush, self.leader_epoch,
+            self._request_flush, self.now_ms(),
+        )  # fmt: skip
+        for partition in opened.partitions:
+            self._add(partition)
+        for stray in self.directory.strays(map(str, (p.id for p in opened.partitions))):
+            logger.warning("folder %s belongs to no topic of the catalogue and is left alone", stray)
+        took_ms = (time.monotonic() - began) * 1000
+        logger.info(
+            "%d partitions opened in %.0f ms after %s stop; leader epoch %d",
+            len(opened.partitions), took_ms, "a clean" if self.directory.clean else "an unclean", self.leader_epoch,
+        )  # fmt: skip
+        self.housekeeping.start()
+
+    async def stop(self) -> None:
+        """Flush everything and leave the marker of a clean stop."""
+        await self.housekeeping.stop()
+        for task in list(self._work):
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
+        self._flusher.stop()
+        online = [partition for partition in self._partitions.values() if partition.log is not None]
+        for partition in online:
+            self.housekeeping.store_snapshot(partition)
+        whole = all(partition.online for partition in self._partitions.values())
+        self.directory.close([p.log for p in online if p.log is not None], clean=whole)
+        for partition in self._partitions.values():
+            partition.close()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    @staticmethod
+    def now_ms() -> int:
+        return time.time_ns() // 1_000_000
+
+    def spawn(self, work: Coroutine[Any, Any, T], failed: Callable[[Exception], T]) -> Pending[T]:
+        """Run a slow request as a task; its result completes the pending, an unexpected error becomes `failed`."""
+        pending: Pending[T] = Pending()
+
+        async def run() -> None:
+            try:
+                result = await work
+            except Exception as error:
+                logger.exception("request failed")
+                result = failed(error)
+            pending.complete(result)
+
+        task = self._loop.create_task(run())
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return pending
+
+    # ------------------------------------------------------------------------------------------------ records
+
+    def append(
+        self, topic: str, partition: int, batches: Sequence[memoryview], acks: int
+    ) -> list[Appended] | Pending[list[Appended]]:
+        found = self._partitions.get((topic, partition))
+        if found is None or topic in INTERNAL_TOPICS:
+            return [self._refused(topic, found)] * len(batches)
+        results, safe_offset = found.append(batches, time.time_ns() // 1_000_000)
+        if safe_offset and (acks == Acks.ALL or found.waits_always) and found.durable:
+            wait = FlushWait(results, (range(len(results)),))
+            if found.when_flushed(safe_offset, wait.callback(0)):
+                return wait.pending
+        return results
+
+    def append_many(self, appends: Sequence[Append], acks: int) -> list[Appended] | Pending[list[Appended]]:
+        now_ms = time.time_ns() // 1_000_000
+        groups: dict[tuple[str, int], list[int]] = {}
+        for at, append in enumerate(appends):
+            groups.setdefault((append.topic, append.partition), []).append(at)
+        results: list[Appended] = [Appended(Fault.NONE)] * len(appends)
+        waits: list[tuple[Partition, int, list[int]]] = []
+        for key, places in groups.items():
+            partition = self._partitions.get(key)
+            if partition is None or is_internal(key[0]):
+                appended, safe_offset = [self._refused(key[0], partition)] * len(places), 0
+            else:
+                appended, safe_offset = partition.append([appends[at].records for at in places], now_ms)
+                if safe_offset and (acks == Acks.ALL or partition.waits_always) and partition.durable:
+                    waits.append((partition, safe_offset, places))
+            for at, result in zip(places, appended, strict=True):
+                results[at] = result
+        if not waits:
+            return results
+        wait = FlushWait(results, [places for _, _, places in waits])
+        for at, (partition, safe_offset, _) in enumerate(waits):
+            if not partition.when_flushed(safe_offset, wait.callback(at)):
+                wait.flushed(at, Fault.NONE)
+        return wait.pending
+
+    @staticmethod
+    def _refused(topic: str, partition: Partition | None) -> Appended:
+        if partition is None:
+            return Appended(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+        return Appended(Fault.INVALID_TOPIC, text=f"{topic} is written by the broker alone")
+
+    def list_offset(
+        self, topic: str, partition: int, timestamp: int, isolation: int, leader_epoch: int = -1
+    ) -> OffsetFound | Pending[OffsetFound]:
+        found = self._partitions.get((topic, partition))
+        if found is None:
+            return OffsetFound(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+        if found.log is None:
+            return OffsetFound(Fault.STORAGE_ERROR)
+        fault = offsets.epoch_fault(found, leader_epoch)
+        if fault is not Fault.NONE:
+            return OffsetFound(fault)
+        place = offsets.place_of(found, found.log, timestamp, isolation)
+        if place is not None:
+            return place
+        return self.spawn(
+            offsets.find_timestamp(found, found.log, timestamp, isolation, self._readers),
+            lambda _: OffsetFound(Fault.UNKNOWN),
+        )
+
+    def epoch_end(self, topic: str, partition: int, current_leader_epoch: int, leader_epoch: int) -> EpochEnd:
+        found = self._partitions.get((topic, partition))
+        if found is None:
+            return EpochEnd(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+        return offsets.epoch_end(found, current_leader_epoch, leader_epoch)
+
+    def delete_records(self, topic: str, partition: int, offset: int) -> Pending[tuple[Fault, int]]:
+        return self.spawn(self._delete_records(topic, partition, offset), lambda _: (Fault.UNKNOWN, -1))
+
+    async def _delete_records(self, topic: str, partition: int, offset: int) -> tuple[Fault, int]:
+        found = self._partitions.get((topic, partition))
+        if found is None:
+            return Fault.UNKNOWN_TOPIC_OR_PARTITION, -1
+        log = found.log
+        if log is None:
+            return Fault.STORAGE_ERROR, -1
+        if not found.config.deletes:
+            return Fault.POLICY_VIOLATION, -1
+        if offset == -1:
+            offset = found.high_watermark
+        if not 0 <= offset <= found.high_watermark:
+            return Fault.OFFSET_OUT_OF_RANGE, -1
+        log.advance_start(offset, self.now_ms())
+        found.producers.log_start_moved(log.log_start_offset)
+        await self.housekeeping.checkpoint()
+        return Fault.NONE, log.log_start_offset
+
+    async def new_producer_id(self) -> int:
+        """An id that no other producer has or will have."""
+        async with self._producer_ids_lock:
+            if self._producer_ids.exhausted:
+                end = await self._loop.run_in_executor(None, self._producer_ids.reserve)
+                self._producer_ids.reserved(end)
+            return self._producer_ids.take()
+
+    # ------------------------------------------------------------------------------------------------ topics
+
+    def topic(self, name: str) -> TopicInfo | None:
+        entry = self._topics.get(name)
+        if entry is None:
+            return None
+        partitions = [
+            PartitionInfo(at, (found := self._partitions.get((name, at))) is not None and found.online, self.leader_epoch)
+            for at in range(entry.partitions)
+        ]
+        return TopicInfo(entry.name, entry.id, is_internal(name), partitions)
+
+    def topic_name_of(self, topic_id: bytes) -> str | None:
+        return self._topics.name_of(topic_id)
+
+    def topics(self) -> list[TopicInfo]:
+        return [info for name in sorted(self._topics.names()) if (info := self.topic(name)) is not None]
+
+    @property
+    def catalogue_version(self) -> int:
+        """Rises with every change of a topic: what cached descriptions are keyed by."""
+        return self._topics.version
+
+    def partition(self, topic: str, partition: int) -> Partition | None:
+        return self._partitions.get((topic, partition))
+
+    def partitions(self) -> Iterable[Partition]:
+        return self._partitions.values()
+
+    def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool) -> Pending[list[TopicResult]]:
+        return self.spawn(
+            self._topics.create(topics, validate_only=validate_only),
+            lambda _: [TopicResult(topic.name, Fault.UNKNOWN) for topic in topics],
+        )
+
+    def delete_topics(self, names: Sequence[str]) -> Pending[list[TopicResult]]:
+        return self.spawn(self._topics.delete(names), lambda _: [TopicResult(name, Fault.UNKNOWN) for name in names])
+
+    def add_partitions(self, topics: Sequence[tuple[str, int]], *, validate_only: bool) -> Pending[list[TopicResult]]:
+        return self.spawn(
+            self._topics.add_partitions(topics, validate_only=validate_only),
+            lambda _: [TopicResult(name, Fault.UNKNOWN) for name, _ in topics],
+        )
+
+    def alter_configs(
+        self, changes: Mapping[str, Mapping[str, str | None]], *, validate_only: bool
+    ) -> Pending[list[TopicResult]]:
+        return self.spawn(
+            self._topics.alter_configs(changes, validate_only=validate_only),
+            lambda _: [TopicResult(name, Fault.UNKNOWN) for name in changes],
+        )
+
+    def topic_configs(self, name: str) -> Mapping[str, str] | None:
+        """The overrides of a topic."""
+        entry = self._topics.get(name)
+        return None if entry is None else entry.configs
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _find(self, topic: str, partition: int) -> Partition | None:
+        return self._partitions.get((topic, partition))
+
+    def _publish(self, id: TopicPartition, log: PartitionLog) -> None:
+        self._add(
+            Partition(
+                id, log, log.config, self.settings.flush, self.leader_epoch, ProducerTable(self.now_ms()),
+                self._request_flush,
+            )  # fmt: skip
+        )
+
+    def _add(self, partition: Partition) -> None:
+        self._partitions[(partition.id.topic, partition.id.partition)] = partition
+        log = partition.log
+        if log is not None:
+            self._by_log[log] = partition
+            log.on_roll = lambda: self.housekeeping.retain_log(partition, self.now_ms())
+
+    def _withdraw(self, id: TopicPartition) -> None:
+        partition = self._partitions.pop((id.topic, id.partition), None)
+        if partition is not None:
+            if partition.log is not None:
+                self._by_log.pop(partition.log, None)
+                self.directory.files.forget(path for s in partition.log.segments for path in s.paths())
+            partition.close()
+
+    def _reconfigure(self, id: TopicPartition) -> None:
+        partition = self._partitions.get((id.topic, id.partition))
+        if partition is not None:
+            partition.configure(self._topics.config_of(id.topic), self.settings.flush)
+
+    def _request_flush(self, log: PartitionLog) -> None:
+        self._flusher.request(log)
+
+    def _log_flushed(self, log: PartitionLog) -> None:
+        partition = self._by_log.get(log)
+        if partition is not None:
+            partition.flushed()
+        if log.failure is not None:
+            logger.error("%s is read-only until the broker starts again: %s", log.name, log.failure)
+
+
+class FlushWait:
+    """Results that are there but may not be told before every partition they touched is flushed."""
+
+    __slots__ = ("_groups", "_left", "_results", "pending")
+
+    def __init__(self, results: list[Appended], groups: Sequence[Sequence[int]]) -> None:
+        self._results = results
+        self._groups = groups
+        self._left = len(groups)
+        self.pending: Pending[list[Appended]] = Pending()
+
+    def callback(self, group: int) -> Callable[[Fault], None]:
+        return lambda fault: self.flushed(group, fault)
+
+    def flushed(self, group: int, fault: Fault) -> None:
+        if fault is not Fault.NONE:
+            for at in self._groups[group]:
+                if self._results[at].fault is Fault.NONE:
+                    self._results[at] = Appended(fault)
+        self._left -= 1
+        if self._left == 0:
+            self.pending.complete(self._results)

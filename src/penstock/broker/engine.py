@@ -1,0 +1,161 @@
+"""The engine port: what every dialect may ask of the log underneath, whichever engine that is.
+
+It is completion-based: a call gives its result at once, or a `Pending` when it has to wait for a flush, for data or for
+the disk. Buffers are borrowed until the call returns. It speaks of topics, partitions, offsets and batches, and of neither
+segments nor wire types, so that an existing Kafka-protocol cluster can stand behind the same port.
+"""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from penstock.model.chunks import FileRange
+from penstock.model.errors import Fault
+from penstock.model.pending import Pending
+
+
+class Acks(enum.IntEnum):
+    """When a producer is answered."""
+
+    NONE = 0
+    LEADER = 1
+    ALL = -1
+
+
+class Isolation(enum.IntEnum):
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+class Append(NamedTuple):
+    """One record batch for one partition. The view is borrowed and must be writable: offset and epoch are written into it."""
+
+    topic: str
+    partition: int
+    records: memoryview
+
+
+class Appended(NamedTuple):
+    fault: Fault
+    base_offset: int = -1
+    append_time_ms: int = -1
+    log_start_offset: int = -1
+    text: str | None = None
+    record_index: int = -1
+    """Which record broke the rule, where one did."""
+
+
+class Read(NamedTuple):
+    """What to read of one partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    max_bytes: int
+    leader_epoch: int = -1
+
+
+class ReadResult(NamedTuple):
+    fault: Fault
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    records: FileRange | None = None
+    aborted: Sequence[tuple[int, int]] | None = None
+    """(producer id, first offset) of aborted transactions in the range, sorted by first offset; read_committed only."""
+
+
+class OffsetFound(NamedTuple):
+    fault: Fault
+    offset: int = -1
+    timestamp_ms: int = -1
+    leader_epoch: int = -1
+
+
+class EpochEnd(NamedTuple):
+    fault: Fault
+    leader_epoch: int = -1
+    end_offset: int = -1
+
+
+class NewTopic(NamedTuple):
+    name: str
+    partitions: int = -1
+    """-1: the broker's num.partitions."""
+    replication_factor: int = -1
+    configs: Mapping[str, str] = {}
+
+
+class TopicResult(NamedTuple):
+    """What became of one topic of an admin request."""
+
+    name: str
+    fault: Fault
+    text: str | None = None
+    topic_id: uuid.UUID | None = None
+    partitions: int = -1
+    configs: Mapping[str, str] = {}
+
+
+class PartitionInfo(NamedTuple):
+    partition: int
+    online: bool
+    leader_epoch: int
+
+
+class TopicInfo(NamedTuple):
+    name: str
+    topic_id: uuid.UUID
+    internal: bool
+    partitions: Sequence[PartitionInfo]
+
+
+class Engine(Protocol):
+    def append(
+        self, topic: str, partition: int, batches: Sequence[memoryview], acks: int
+    ) -> list[Appended] | Pending[list[Appended]]:
+        """Append a run of batches to one partition, in one write and one flush; a result each, in order."""
+        ...
+
+    def append_many(self, appends: Sequence[Append], acks: int) -> list[Appended] | Pending[list[Appended]]:
+        """Append to several partitions; the results in the order of `appends`."""
+        ...
+
+    def read(
+        self, reads: Sequence[Read], max_bytes: int, min_bytes: int, max_wait_ms: int, isolation: int
+    ) -> list[ReadResult] | Pending[list[ReadResult]]:
+        """Read each, at least one batch if there is any, and wait for `min_bytes` at most `max_wait_ms`."""
+        ...
+
+    def list_offset(
+        self, topic: str, partition: int, timestamp: int, isolation: int, leader_epoch: int = -1
+    ) -> OffsetFound | Pending[OffsetFound]:
+        """The first offset at or after a timestamp, or a special place (broker.offsets)."""
+        ...
+
+    def topic(self, name: str) -> TopicInfo | None: ...
+
+    def topic_name_of(self, topic_id: bytes) -> str | None: ...
+
+    def topics(self) -> list[TopicInfo]: ...
+
+    def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool) -> Pending[list[TopicResult]]: ...
+
+    def delete_topics(self, names: Sequence[str]) -> Pending[list[TopicResult]]: ...
+
+    def add_partitions(
+        self, topics: Sequence[tuple[str, int]], *, validate_only: bool
+    ) -> Pending[list[TopicResult]]: ...
+
+    def alter_configs(
+        self, changes: Mapping[str, Mapping[str, str | None]], *, validate_only: bool
+    ) -> Pending[list[TopicResult]]:
+        """Set or, with None, unset topic configs."""
+        ...
+
+    def delete_records(self, topic: str, partition: int, offset: int) -> Pending[tuple[Fault, int]]:
+        """Move the log start offset up (-1: to the high watermark); the new log start offset."""
+        ...

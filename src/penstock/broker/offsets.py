@@ -1,0 +1,97 @@
+"""Offsets by time and by place (Kafka's ListOffsets), and where a leader epoch ended (KIP-101).
+
+A timestamp is found to the record: the time index names the batch, and the batch is decoded on a reader thread, because one
+may unpack to megabytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from penstock.broker.engine import EpochEnd, Isolation, OffsetFound
+from penstock.broker.partition import Partition
+from penstock.model.errors import Fault
+from penstock.records.batch import Batch, BatchError
+from penstock.records.record import read_records
+from penstock.storage.files import DiskFailed
+from penstock.storage.log import PartitionLog
+from penstock.storage.segment import Place, Segment
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+
+
+def epoch_fault(partition: Partition, leader_epoch: int) -> Fault:
+    if leader_epoch < 0 or leader_epoch == partition.leader_epoch:
+        return Fault.NONE
+    return Fault.FENCED_LEADER_EPOCH if leader_epoch < partition.leader_epoch else Fault.UNKNOWN_LEADER_EPOCH
+
+
+def place_of(partition: Partition, log: PartitionLog, special: int, isolation: int) -> OffsetFound | None:
+    """The answer for a special timestamp that needs no look at the log; None for the others."""
+    if special == LATEST:
+        committed = isolation == Isolation.READ_COMMITTED
+        offset = partition.last_stable_offset if committed else partition.high_watermark
+        return OffsetFound(Fault.NONE, offset, -1, partition.leader_epoch)
+    if special in (EARLIEST, EARLIEST_LOCAL):
+        epoch = log.epochs.epoch_at(log.log_start_offset)
+        return OffsetFound(Fault.NONE, log.log_start_offset, -1, max(epoch, 0))
+    if special == LATEST_TIERED:
+        return OffsetFound(Fault.NONE, -1, -1, -1)
+    if special < MAX_TIMESTAMP:
+        return OffsetFound(Fault.INVALID_REQUEST)
+    return None
+
+
+async def find_timestamp(
+    partition: Partition, log: PartitionLog, timestamp: int, isolation: int, readers: ThreadPoolExecutor
+) -> OffsetFound:
+    """The first record at or after `timestamp`, or with MAX_TIMESTAMP the one with the largest; offset -1 if none."""
+    loop = asyncio.get_running_loop()
+    committed = isolation == Isolation.READ_COMMITTED
+    upper = partition.last_stable_offset if committed else partition.high_watermark
+    try:
+        # Index files and headers are read here, a decoded batch is not: segments belong to the loop's thread.
+        if timestamp == MAX_TIMESTAMP:
+            timestamp = max((segment.largest_timestamp() for segment in log.segments), default=-1)
+            if timestamp < 0:
+                return OffsetFound(Fault.NONE, -1, -1, -1)
+        found = log.find_timestamp(timestamp)
+        if found is None:
+            return OffsetFound(Fault.NONE, -1, -1, -1)
+        data = await loop.run_in_executor(readers, _read, *found)
+        record = await loop.run_in_executor(readers, _first_at_or_after, data, timestamp, log.log_start_offset)
+    except (DiskFailed, BatchError):
+        return OffsetFound(Fault.STORAGE_ERROR)
+    if record is None or record[0] >= upper:
+        return OffsetFound(Fault.NONE, -1, -1, -1)
+    return OffsetFound(Fault.NONE, record[0], record[1], found[1].leader_epoch)
+
+
+def _read(segment: Segment, place: Place) -> bytes:
+    return segment.read_batch(place)
+
+
+def _first_at_or_after(data: bytes, timestamp: int, log_start_offset: int) -> tuple[int, int] | None:
+    for record in read_records(Batch(memoryview(data))):
+        if record.timestamp >= timestamp and record.offset >= log_start_offset:
+            return record.offset, record.timestamp
+    return None
+
+
+def epoch_end(partition: Partition, current_leader_epoch: int, leader_epoch: int) -> EpochEnd:
+    log = partition.log
+    if log is None:
+        return EpochEnd(Fault.STORAGE_ERROR)
+    fault = epoch_fault(partition, current_leader_epoch)
+    if fault is not Fault.NONE:
+        return EpochEnd(fault)
+    if leader_epoch == partition.leader_epoch:
+        return EpochEnd(Fault.NONE, leader_epoch, log.log_end_offset)
+    if leader_epoch > partition.leader_epoch:
+        return EpochEnd(Fault.NONE)
+    return EpochEnd(Fault.NONE, *log.epochs.end_offset(leader_epoch, log.log_end_offset))

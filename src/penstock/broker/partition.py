@@ -1,0 +1,319 @@
+"""A partition as the broker serves it: its log, its producers, and who waits for it.
+
+It checks every batch before it is appended (the hot path: header and CRC, never the records, unless the topic's rules
+need them), keeps the idempotence window in step with the log, and moves the high watermark: to the flushed offset
+where the flush policy promises durability, else to the log end. Whoever waits for a flush or for data is told from there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from penstock.broker.engine import Appended
+from penstock.coordination.producers import Duplicate, ProducerTable
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.ids import TopicPartition
+from penstock.model.topic_config import TopicConfig
+from penstock.records.batch import (
+    COMPRESSION_MASK,
+    CONTROL_BIT,
+    LOG_APPEND_TIME_BIT,
+    MAGIC,
+    NO_TIMESTAMP,
+    Batch,
+    BatchError,
+)
+from penstock.records.record import read_records
+from penstock.storage.log import PartitionLog
+
+_CODECS_MAX = 4
+_LONG_MAX = 2**63 - 1
+
+
+class DataWaiter(Protocol):
+    def data_came(self, partition: Partition) -> None: ...
+
+
+class Partition:
+    __slots__ = (
+        "_flush_waiters",
+        "config",
+        "data_waiters",
+        "durable",
+        "flushes_by_interval",
+        "high_watermark",
+        "id",
+        "leader_epoch",
+        "log",
+        "producers",
+        "reason",
+        "request_flush",
+        "snapshot_offset",
+        "waits_always",
+    )
+
+    def __init__(
+        self,
+        id: TopicPartition,
+        log: PartitionLog | None,
+        config: TopicConfig,
+        flush_policy: str,
+        leader_epoch: int,
+        producers: ProducerTable,
+        request_flush: Callable[[PartitionLog], None],
+        reason: str = "",
+    ) -> None:
+        self.id = id
+        self.log = log
+        """None while the partition is offline."""
+        self.reason = reason
+        self.leader_epoch = leader_epoch
+        self.producers = producers
+        self.request_flush = request_flush
+        self.snapshot_offset = -1
+        """The log end offset that the last producer snapshot covers."""
+        self.data_waiters: dict[DataWaiter, None] = {}
+        self._flush_waiters: deque[tuple[int, Callable[[Fault], None]]] = deque()
+        self.high_watermark = 0
+        self.configure(config, flush_policy)
+        if log is not None:
+            self.high_watermark = log.log_end_offset
+
+    def configure(self, config: TopicConfig, flush_policy: str) -> None:
+        self.config = config
+        policy = config.penstock_flush or flush_policy
+        self.durable = policy in ("acks", "always")
+        """Whether the high watermark is the flushed offset."""
+        self.waits_always = policy == "always"
+        self.flushes_by_interval = policy == "interval"
+        if self.log is not None:
+            self.log.config = config
+
+    @property
+    def online(self) -> bool:
+        return self.log is not None
+
+    @property
+    def last_stable_offset(self) -> int:
+        undecided = self.producers.first_undecided_offset
+        return self.high_watermark if undecided is None else min(undecided, self.high_watermark)
+
+    # ------------------------------------------------------------------------------------------------ appending
+
+    def append(self, views: Sequence[memoryview], now_ms: int) -> tuple[list[Appended], int]:
+        """Append a run of batches in one write; a result each, and the offset whose flush makes all of them safe."""
+        log = self.log
+        if log is None:
+            return [Appended(Fault.STORAGE_ERROR, text=f"{self.id} is offline: {self.reason}")] * len(views), 0
+        results: list[Appended | None] = []
+        accepted: list[Batch] = []
+        offset = log.log_end_offset
+        safe_offset = 0
+        epoch = self.leader_epoch
+        producers = self.producers
+        staged = False
+        for view in views:
+            try:
+                batch = self._checked(view, now_ms)
+            except BrokerError as error:
+                results.append(Appended(error.fault, text=error.text, record_index=error.record_index))
+                continue
+            if batch.producer_id >= 0:
+                verdict = producers.check(batch)
+                if verdict is None:
+                    producers.stage(batch, offset)
+                    staged = True
+                elif type(verdict) is Duplicate:
+                    safe_offset = max(safe_offset, verdict.last_offset + 1)
+                    results.append(
+                        Appended(Fault.NONE, verdict.base_offset, self._append_time(now_ms), log.log_start_offset)
+                    )
+                    continue
+                else:
+                    assert isinstance(verdict, Fault)
+                    results.append(Appended(verdict))
+                    continue
+            batch.place(offset, epoch)
+            offset += batch.last_offset_delta + 1
+            accepted.append(batch)
+            results.append(None)
+        if accepted:
+            written = self._write(log, accepted, now_ms, staged=staged, results=results)
+            if written:
+                safe_offset = log.log_end_offset
+                if self.durable:
+                    self.request_flush(log)
+                else:
+                    if log.log_end_offset - log.flushed_offset >= self.config.flush_messages:
+                        self.request_flush(log)
+                    self._advance(log.log_end_offset)
+        return results, safe_offset  # type: ignore[return-value]  # every None was filled by _write
+
+    def _write(
+        self,
+        log: PartitionLog,
+        accepted: list[Batch],
+        now_ms: int,
+        *,
+        staged: bool,
+        results: list[Appended | None],
+    ) -> int:
+        """Write what was accepted and fill in the results; how many batches made it."""
+        failure = ""
+        try:
+            written = log.append(accepted, now_ms)
+        except BrokerError as error:
+            written, failure = 0, error.text
+        if staged:
+            self._settle(accepted, written)
+        append_time = self._append_time(now_ms)
+        start = log.log_start_offset
+        filled = 0
+        for at, result in enumerate(results):
+            if result is None:
+                if filled < written:
+                    results[at] = Appended(Fault.NONE, accepted[filled].base_offset, append_time, start)
+                else:
+                    results[at] = Appended(Fault.STORAGE_ERROR, text=failure or "no room on the disk")
+                filled += 1
+        return written
+
+    def _settle(self, accepted: list[Batch], written: int) -> None:
+        """Bring the producer window in step with what the log took."""
+        if written == len(accepted):
+            self.producers.commit()
+            return
+        self.producers.rollback()
+        for batch in accepted[:written]:
+            if batch.producer_id >= 0:
+                self.producers.stage(batch, batch.base_offset)
+                self.producers.commit()
+
+    def _append_time(self, now_ms: int) -> int:
+        return now_ms if self.config.has_log_append_time else NO_TIMESTAMP
+
+    def _checked(self, view: memoryview, now_ms: int) -> Batch:
+        """The batch, if it is sound and follows the topic's rules; raises BrokerError."""
+        config = self.config
+        try:
+            batch = Batch(view)
+        except BatchError as error:
+            raise _unsound(view, error) from None
+        if batch.magic != MAGIC:
+            raise BrokerError(Fault.UNSUPPORTED_FOR_MESSAGE_FORMAT)
+        if batch.size != len(view):
+            raise BrokerError(Fault.INVALID_RECORD, "exactly one record batch a partition is taken")
+        if batch.size > config.max_message_bytes:
+            raise BrokerError(
+                Fault.MESSAGE_TOO_LARGE,
+                f"a batch of {batch.size} bytes is larger than max.message.bytes = {config.max_message_bytes}",
+            )
+        if not batch.crc_is_right():
+            raise BrokerError(Fault.CORRUPT_MESSAGE, "the CRC does not fit the batch")
+        attributes = batch.attributes
+        if attributes & (CONTROL_BIT | LOG_APPEND_TIME_BIT):
+            if attributes & CONTROL_BIT:
+                raise BrokerError(Fault.INVALID_RECORD, "clients may not write control batches")
+            raise BrokerError(Fault.INVALID_TIMESTAMP, "a producer may not say LogAppendTime")
+        if batch.count <= 0 or batch.last_offset_delta != batch.count - 1:
+            raise BrokerError(Fault.INVALID_RECORD, f"{batch.count} records end at offset delta {batch.last_offset_delta}")
+        if attributes & COMPRESSION_MASK > _CODECS_MAX:
+            raise BrokerError(Fault.UNSUPPORTED_COMPRESSION_TYPE)
+        if batch.producer_id >= 0 and (batch.base_sequence < 0 or batch.producer_epoch < 0):
+            raise BrokerError(Fault.INVALID_RECORD, "a producer id needs an epoch and a sequence")
+        if config.has_log_append_time:
+            batch.stamp(now_ms)
+        elif batch.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
+            raise BrokerError(
+                Fault.INVALID_TIMESTAMP,
+                f"timestamp {batch.max_timestamp} is more than message.timestamp.after.max.ms = "
+                f"{config.message_timestamp_after_max_ms} after the broker's clock",
+            )
+        if config.compacts or config.message_timestamp_before_max_ms != _LONG_MAX:
+            self._check_records(batch, now_ms)
+        return batch
+
+    def _check_records(self, batch: Batch, now_ms: int) -> None:
+        """The rules that need a look inside: keys of a compacted topic, and old timestamps where they are bounded."""
+        config = self.config
+        oldest_ms = now_ms - config.message_timestamp_before_max_ms
+        try:
+            for index, record in enumerate(read_records(batch)):
+                if config.compacts and record.key is None:
+                    raise BrokerError(Fault.INVALID_RECORD, "a record of a compacted topic needs a key", index)
+                if record.timestamp < oldest_ms and not config.has_log_append_time:
+                    raise BrokerError(
+                        Fault.INVALID_TIMESTAMP,
+                        f"timestamp {record.timestamp} is more than message.timestamp.before.max.ms = "
+                        f"{config.message_timestamp_before_max_ms} before the broker's clock",
+                        index,
+                    )
+        except BatchError as damage:
+            raise BrokerError(Fault.CORRUPT_MESSAGE, str(damage)) from None
+
+    # ------------------------------------------------------------------------------------------------ waiting
+
+    def when_flushed(self, offset: int, callback: Callable[[Fault], None]) -> bool:
+        """Call back when everything below `offset` is safe on disk; False when it is already, and nothing is called."""
+        log = self.log
+        if log is None or log.flushed_offset >= offset:
+            return False
+        if log.failure is not None:
+            callback(Fault.STORAGE_ERROR)
+            return True
+        self._flush_waiters.append((offset, callback))
+        return True
+
+    def flushed(self) -> None:
+        """The log was flushed, or failed: move the high watermark and answer those who waited."""
+        log = self.log
+        if log is None:
+            return
+        if self.durable:
+            self._advance(log.flushed_offset)
+        waiting, self._flush_waiters = self._flush_waiters, deque()
+        flushed, failed = log.flushed_offset, log.failure is not None
+        for offset, callback in waiting:
+            if offset <= flushed:
+                callback(Fault.NONE)
+            elif failed:
+                callback(Fault.STORAGE_ERROR)
+            else:
+                self._flush_waiters.append((offset, callback))
+
+    def flush_is_due(self, now_ms: int) -> bool:
+        """Whether a timed flush has something to do: never where every append is flushed anyway."""
+        log = self.log
+        if log is None or not log.dirty or self.durable:
+            return False
+        return self.flushes_by_interval or self.config.flush_ms != _LONG_MAX
+
+    def _advance(self, offset: int) -> None:
+        if offset <= self.high_watermark:
+            return
+        self.high_watermark = offset
+        self.producers.high_watermark_moved(offset)
+        self.wake()
+
+    def wake(self) -> None:
+        """Tell the waiting reads that there may be something."""
+        if self.data_waiters:
+            for waiter in list(self.data_waiters):
+                waiter.data_came(self)
+
+    def close(self) -> None:
+        """The partition is deleted or the broker stops: nobody waits any longer."""
+        waiters, self._flush_waiters = self._flush_waiters, deque()
+        for _, callback in waiters:
+            callback(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+        self.wake()
+
+
+def _unsound(view: memoryview, error: BatchError) -> BrokerError:
+    if len(view) == 0:
+        return BrokerError(Fault.INVALID_RECORD, "a produce needs a record batch for each partition")
+    if len(view) > 16 and view[16] < MAGIC:
+        return BrokerError(Fault.UNSUPPORTED_FOR_MESSAGE_FORMAT)
+    return BrokerError(Fault.CORRUPT_MESSAGE, str(error))

@@ -1,0 +1,270 @@
+"""Creating, changing and deleting topics: checked, saved, then made visible, one request after the other.
+
+The order is what makes it crash-safe. Creating: folders, then the catalogue, then visible. Deleting: out of the catalogue,
+out of sight, then the folders go to the trash. A crash in between leaves a folder that the catalogue does not name (it is
+replaced when the name comes back) and never a topic without its folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from penstock.broker import catalogue
+from penstock.broker.catalogue import TopicEntry
+from penstock.broker.engine import NewTopic, TopicResult
+from penstock.model import limits, topic_config
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.ids import TopicName, TopicPartition, is_internal, new_topic_id, topic_name
+from penstock.model.topic_config import TopicConfig
+from penstock.storage.data_directory import DataDirectory
+from penstock.storage.log import PartitionLog
+
+if TYPE_CHECKING:
+    from penstock.broker.embedded import EngineSettings
+
+_T = TypeVar("_T")
+
+
+class Topics:
+    def __init__(
+        self,
+        directory: DataDirectory,
+        settings: EngineSettings,
+        publish: Callable[[TopicPartition, PartitionLog], None],
+        withdraw: Callable[[TopicPartition], None],
+        reconfigure: Callable[[TopicPartition], None],
+    ) -> None:
+        self._directory = directory
+        self._settings = settings
+        self._publish = publish
+        self._withdraw = withdraw
+        self._reconfigure = reconfigure
+        self._defaults = dict(settings.topic_defaults or {})
+        self._entries = catalogue.decode(directory.read_state(catalogue.FILE_NAME))
+        self._names_by_id = {entry.id.bytes: entry.name for entry in self._entries.values()}
+        self._configs: dict[str, TopicConfig] = {}
+        self._lock = asyncio.Lock()
+        self.version = 0
+
+    # ------------------------------------------------------------------------------------------------ asking
+
+    def get(self, name: str) -> TopicEntry | None:
+        return self._entries.get(TopicName(name))
+
+    def names(self) -> Iterable[str]:
+        return self._entries.keys()
+
+    def entries(self) -> list[TopicEntry]:
+        return list(self._entries.values())
+
+    def name_of(self, topic_id: bytes) -> str | None:
+        return self._names_by_id.get(topic_id)
+
+    def config_of(self, name: str) -> TopicConfig:
+        config = self._configs.get(name)
+        if config is None:
+            entry = self._entries[TopicName(name)]
+            config = self._configs[name] = topic_config.parse(entry.configs, self._defaults)
+        return config
+
+    @property
+    def partition_count(self) -> int:
+        return sum(entry.partitions for entry in self._entries.values())
+
+    # ------------------------------------------------------------------------------------------------ changing
+
+    async def create(self, topics: Sequence[NewTopic], *, validate_only: bool) -> list[TopicResult]:
+        async with self._lock:
+            asked = [topic.name for topic in topics]
+            planned: dict[TopicName, TopicEntry] = {}
+            results: list[TopicResult] = []
+            room = limits.PARTITIONS_MAX - self.partition_count
+            for topic in topics:
+                try:
+                    if asked.count(topic.name) > 1:
+                        raise BrokerError(Fault.INVALID_REQUEST, f"topic {topic.name!r} is named twice")
+                    entry = self._planned(topic, room)
+                except BrokerError as error:
+                    results.append(TopicResult(topic.name, error.fault, error.text))
+                    continue
+                room -= entry.partitions
+                planned[entry.name] = entry
+                results.append(
+                    TopicResult(topic.name, Fault.NONE, None, entry.id, entry.partitions, dict(entry.configs))
+                )
+            if validate_only or not planned:
+                return results
+            try:
+                logs = await self._off_loop(lambda: self._make_logs(planned.values(), 0))
+                await self._save({**self._entries, **planned})
+            except OSError as error:
+                return _failed(results, planned, error)
+            for id, log in logs:
+                self._publish(id, log)
+            return results
+
+    def _planned(self, topic: NewTopic, room: int) -> TopicEntry:
+        name = topic_name(topic.name)
+        if name in self._entries:
+            raise BrokerError(Fault.TOPIC_EXISTS, f"topic {name!r} exists")
+        count = self._settings.num_partitions if topic.partitions == -1 else topic.partitions
+        if not 1 <= count <= limits.PARTITIONS_PER_TOPIC_MAX:
+            raise BrokerError(
+                Fault.INVALID_PARTITIONS, f"a topic has 1 to {limits.PARTITIONS_PER_TOPIC_MAX} partitions, not {count}"
+            )
+        if count > room:
+            raise BrokerError(Fault.INVALID_PARTITIONS, f"the broker has room for {room} more partitions")
+        if topic.replication_factor not in (-1, 1):
+            raise BrokerError(
+                Fault.INVALID_REPLICATION_FACTOR,
+                f"replication factor {topic.replication_factor} needs as many brokers; there is one",
+            )
+        configs = dict(topic.configs)
+        self._check_configs(configs)
+        return TopicEntry(name, new_topic_id(), count, configs)
+
+    def _check_configs(self, configs: Mapping[str, str]) -> TopicConfig:
+        return topic_config.parse(configs, self._defaults)
+
+    def _make_logs(self, entries: Iterable[TopicEntry], first: int) -> list[tuple[TopicPartition, PartitionLog]]:
+        """Folders and files of new partitions, safe on disk. Runs off the loop."""
+        logs = []
+        for entry in entries:
+            config = topic_config.parse(entry.configs, self._defaults)
+            for at in range(first, entry.partitions):
+                id = TopicPartition(entry.name, at)
+                logs.append((id, self._directory.create_log(str(id), entry.id, config)))
+        self._directory.sync()
+        return logs
+
+    async def delete(self, names: Sequence[str]) -> list[TopicResult]:
+        async with self._lock:
+            results = []
+            gone: dict[TopicName, TopicEntry] = {}
+            for name in names:
+                entry = self._entries.get(TopicName(name))
+                if not self._settings.delete_topics:
+                    results.append(TopicResult(name, Fault.TOPIC_DELETION_DISABLED))
+                elif entry is None:
+                    results.append(TopicResult(name, Fault.UNKNOWN_TOPIC_OR_PARTITION))
+                elif is_internal(name):
+                    results.append(TopicResult(name, Fault.INVALID_TOPIC, f"{name} is the broker's own"))
+                else:
+                    gone[entry.name] = entry
+                    results.append(TopicResult(name, Fault.NONE, None, entry.id))
+            if not gone:
+                return results
+            try:
+                await self._save({name: entry for name, entry in self._entries.items() if name not in gone})
+            except OSError as error:
+                return _failed(results, gone, error)
+            folders = []
+            for entry in gone.values():
+                for at in range(entry.partitions):
+                    id = TopicPartition(entry.name, at)
+                    self._withdraw(id)
+                    folders.append(str(id))
+            await self._off_loop(lambda: self._throw_away(folders))
+            return results
+
+    def _throw_away(self, folders: list[str]) -> None:
+        for folder in folders:
+            if self._directory.disk.exists(self._directory.path / folder):
+                self._directory.trash(folder)
+        self._directory.empty_trash()
+
+    async def add_partitions(
+        self, topics: Sequence[tuple[str, int]], *, validate_only: bool
+    ) -> list[TopicResult]:
+        async with self._lock:
+            results = []
+            grown: dict[TopicName, TopicEntry] = {}
+            for name, count in topics:
+                entry = self._entries.get(TopicName(name))
+                if entry is None:
+                    results.append(TopicResult(name, Fault.UNKNOWN_TOPIC_OR_PARTITION))
+                elif count <= entry.partitions:
+                    text = f"topic {name!r} has {entry.partitions} partitions; {count} is not more"
+                    results.append(TopicResult(name, Fault.INVALID_PARTITIONS, text))
+                elif count > limits.PARTITIONS_PER_TOPIC_MAX or is_internal(name):
+                    text = f"a topic has at most {limits.PARTITIONS_PER_TOPIC_MAX} partitions"
+                    results.append(TopicResult(name, Fault.INVALID_PARTITIONS, text))
+                else:
+                    grown[entry.name] = entry.with_partitions(count)
+                    results.append(TopicResult(name, Fault.NONE, None, entry.id, count))
+            if validate_only or not grown:
+                return results
+            try:
+                logs = await self._off_loop(
+                    lambda: [
+                        made
+                        for entry in grown.values()
+                        for made in self._make_logs([entry], self._entries[entry.name].partitions)
+                    ]
+                )
+                await self._save({**self._entries, **grown})
+            except OSError as error:
+                return _failed(results, grown, error)
+            for id, log in logs:
+                self._publish(id, log)
+            return results
+
+    async def alter_configs(
+        self, changes: Mapping[str, Mapping[str, str | None]], *, validate_only: bool
+    ) -> list[TopicResult]:
+        async with self._lock:
+            results = []
+            changed: dict[TopicName, TopicEntry] = {}
+            for name, values in changes.items():
+                entry = self._entries.get(TopicName(name))
+                if entry is None:
+                    results.append(TopicResult(name, Fault.UNKNOWN_TOPIC_OR_PARTITION))
+                    continue
+                configs = dict(entry.configs)
+                for key, value in values.items():
+                    if value is None:
+                        configs.pop(key, None)
+                    else:
+                        configs[key] = value
+                try:
+                    self._check_configs(configs)
+                except BrokerError as error:
+                    results.append(TopicResult(name, error.fault, error.text))
+                    continue
+                changed[entry.name] = entry.with_configs(configs)
+                results.append(TopicResult(name, Fault.NONE, None, entry.id, entry.partitions, configs))
+            if validate_only or not changed:
+                return results
+            try:
+                await self._save({**self._entries, **changed})
+            except OSError as error:
+                return _failed(results, changed, error)
+            for entry in changed.values():
+                self._configs.pop(entry.name, None)
+                for at in range(entry.partitions):
+                    self._reconfigure(TopicPartition(entry.name, at))
+            return results
+
+    async def _save(self, entries: dict[TopicName, TopicEntry]) -> None:
+        payload = catalogue.encode(entries)
+        await self._off_loop(lambda: self._directory.write_state(catalogue.FILE_NAME, payload))
+        self._entries = entries
+        self._names_by_id = {entry.id.bytes: entry.name for entry in entries.values()}
+        self._configs = {name: config for name, config in self._configs.items() if name in entries}
+        self.version += 1
+
+    @staticmethod
+    def _off_loop(work: Callable[[], _T]) -> Awaitable[_T]:
+        return asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def _failed(results: list[TopicResult], touched: Iterable[str], error: OSError) -> list[TopicResult]:
+    names = set(touched)
+    return [
+        TopicResult(result.name, Fault.STORAGE_ERROR, f"the change could not be saved: {error}")
+        if result.name in names
+        else result
+        for result in results
+    ]

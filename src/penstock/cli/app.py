@@ -1,0 +1,52 @@
+"""The command line as typer sees it. Imports only the command that is called."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+_COMMANDS = ("serve", "topics", "produce", "consume", "logs", "config", "bench")
+"""Each is a module of this package with an `app`."""
+
+
+class _Commands(typer.core.TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"penstock.cli.{cmd_name}")
+        command = typer.main.get_command(module.app)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def penstock(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """A durable log broker that speaks the Kafka protocol."""

@@ -1,0 +1,22 @@
+"""`penstock config`: what would a broker started like this do, and who says so."""
+
+from __future__ import annotations
+
+from penstock.cli.command import command_app
+from penstock.cli.connection import AsJson
+from penstock.cli.output import print_json, print_table
+from penstock.cli.serve import ConfigFile, DataDir, Listen
+from penstock.cli.serve_flags import ServeFlags
+from penstock.server.config import sources
+
+app = command_app()
+
+
+@app.command()
+def config(config: ConfigFile = None, data_dir: DataDir = None, listen: Listen = None, as_json: AsJson = False) -> None:
+    """Print the effective configuration, and where each value came from."""
+    rows = sources(ServeFlags(config, data_dir, listen).load())
+    if as_json:
+        print_json([source._asdict() for source in rows])
+    else:
+        print_table(("key", "value", "from"), rows)

@@ -1,0 +1,101 @@
+"""Reaching a broker as a Kafka client, and turning what librdkafka says into one line."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.failure import Failed, Misused
+
+if TYPE_CHECKING:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient, TopicMetadata
+
+BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
+TIMEOUT_S = 10.0
+"""For a broker that took the connection to answer one request."""
+_CONNECT_TIMEOUT_S = 3.0
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap", "-b", help="HOST:PORT of the broker; several with commas.", envvar="PENSTOCK_BOOTSTRAP"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def reach(bootstrap: str) -> None:
+    """Fail at once, and with the reason, when nobody listens there: librdkafka would try for a long time."""
+    problems = []
+    for address in bootstrap.split(","):
+        host, _, port = address.strip().rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isdecimal():
+            raise Misused(f"--bootstrap {address.strip() or bootstrap!r} is not HOST:PORT")
+        try:
+            with socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S):
+                return
+        except (OSError, OverflowError) as error:
+            problems.append(f"{address.strip()}: {getattr(error, 'strerror', None) or error}")
+    raise Failed(f"no broker at {'; '.join(problems)} (start one with `penstock serve`, or name it with --bootstrap)")
+
+
+def client_config(bootstrap: str, **settings: Any) -> dict[str, Any]:
+    """What every client here has in common; librdkafka's own log lines are kept off the terminal."""
+    return {"bootstrap.servers": bootstrap, "client.id": "penstock-cli", "log_level": 0, **settings}
+
+
+def admin_client(bootstrap: str) -> AdminClient:
+    from confluent_kafka.admin import AdminClient
+
+    reach(bootstrap)
+    return AdminClient(client_config(bootstrap))
+
+
+@contextlib.contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """Whatever librdkafka raises inside becomes `Failed` with what was being done."""
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except KafkaException as error:
+        raise Failed(f"{what}: {reason(error)}") from None
+
+
+def reason(error: Any) -> str:
+    """The broker's own sentence if it sent one; `error` is a KafkaException or a KafkaError."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    cause = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    if isinstance(cause, KafkaError):
+        if cause.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT):
+            return "the broker does not answer"
+        return cause.str().removeprefix("Broker: ").removeprefix("Local: ")
+    return str(cause)
+
+
+def partitions_of(client: Any, topic: str) -> list[int]:
+    """The partitions of a topic that is there; `client` is an AdminClient, a Consumer or a Producer."""
+    metadata = topic_metadata(client, topic)
+    if metadata.error is not None:
+        raise Failed(f"topic {topic}: {reason(metadata.error)}")
+    return sorted(metadata.partitions)
+
+
+def topic_metadata(client: Any, topic: str) -> TopicMetadata:
+    with failing_as(f"topic {topic}"):
+        found: TopicMetadata = client.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
+    return found
+
+
+def offsets(admin: AdminClient, partitions: list[TopicPartition], spec: Any) -> dict[int, int]:
+    """The offset of each partition that `spec` asks for (earliest, latest, at a timestamp: -1 where there is none)."""
+    futures = admin.list_offsets(dict.fromkeys(partitions, spec), request_timeout=TIMEOUT_S)
+    with failing_as("asking for offsets"):
+        return {partition.partition: future.result().offset for partition, future in futures.items()}

@@ -1,0 +1,178 @@
+"""`penstock logs`: look into segment files, and check them. Reads a data directory as it lies there; needs no broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.command import command_app
+from penstock.cli.connection import AsJson
+from penstock.cli.failure import Failed
+from penstock.cli.output import print_json, print_table
+from penstock.cli.record_text import Place, TextRecord, format_json
+from penstock.records.batch import Batch, BatchError
+from penstock.records.compression import Codec
+from penstock.records.record import read_records
+from penstock.storage.segment_reader import (
+    base_offset_of,
+    check_indexes,
+    list_partitions,
+    list_segments,
+    read_segment,
+)
+
+app = command_app("Look into segment files, and check them.")
+
+Where = Annotated[
+    Path, typer.Argument(metavar="PATH", exists=True, help="A data directory, a partition's folder or a .log file.")
+]
+
+
+@app.command()
+def dump(
+    path: Where,
+    records: Annotated[bool, typer.Option("--records", help="Print the records, one JSON object a line.")] = False,
+    from_offset: Annotated[int, typer.Option("--from-offset", min=0, help="Leave out batches below.")] = 0,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="Stop after so many batches or records.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the batches of segments, or their records."""
+    segments = _segments(path)
+    if records:
+        for line in islice(_records(segments, from_offset), count):
+            print(line)
+        return
+    rows = list(islice(_batches(segments, from_offset), count))
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+
+
+@app.command()
+def verify(
+    path: Where,
+    deep: Annotated[bool, typer.Option("--deep", help="Unpack every batch and look at each record too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check every batch's length, CRC and offsets, and that the indexes fit. Exit code 1 if anything is wrong.
+
+    The end of the last segment may be torn after a crash: the broker cuts it back when it starts.
+    """
+    segments = _segments(path)
+    reports = [_verified(segment, deep=deep) for segment in segments]
+    for before, report in zip([None, *reports], reports, strict=False):
+        if before is not None and before["partition"] == report["partition"]:
+            if report["segment"] < before["next_offset"]:
+                report["problems"].append(
+                    f"begins at {report['segment']}, but the one before ends at {before['next_offset']}"
+                )
+    wrong = sum(1 for report in reports if report["problems"])
+    if as_json:
+        print_json({"segments": reports, "damaged": wrong})
+    else:
+        print_table(
+            ("partition", "segment", "batches", "records", "bytes", "next offset", "verdict"),
+            [(*tuple(report.values())[:-1], "; ".join(report["problems"]) or "sound") for report in reports],
+        )
+    if wrong:
+        raise Failed(f"{wrong} of {len(reports)} segments are not sound")
+
+
+def _segments(path: Path) -> list[Path]:
+    if path.is_file():
+        if path.suffix != ".log":
+            raise Failed(f"{path} is not a .log file")
+        return [path]
+    segments = list_segments(path) or [segment for folder in list_partitions(path) for segment in list_segments(folder)]
+    if not segments:
+        raise Failed(f"there are no segments in {path}")
+    return segments
+
+
+def _batches(segments: list[Path], from_offset: int) -> Iterator[dict[str, Any]]:
+    for segment in segments:
+        scan = read_segment(segment)
+        for position, batch in scan:
+            if batch.last_offset >= from_offset:
+                yield {
+                    "partition": segment.parent.name,
+                    "segment": base_offset_of(segment),
+                    "position": position,
+                    "size": batch.size,
+                    "base_offset": batch.base_offset,
+                    "last_offset": batch.last_offset,
+                    "records": batch.count,
+                    "max_timestamp": batch.max_timestamp,
+                    "leader_epoch": batch.leader_epoch,
+                    "compression": _codec(batch),
+                    "producer_id": batch.producer_id,
+                    "producer_epoch": batch.producer_epoch,
+                    "base_sequence": batch.base_sequence,
+                    "transactional": batch.is_transactional,
+                    "control": batch.is_control,
+                }
+        if scan.damage is not None:
+            raise Failed(f"{segment}: {scan.damage}")
+
+
+def _codec(batch: Batch) -> str:
+    try:
+        return Codec(batch.compression).name.lower()
+    except ValueError:
+        return f"unknown ({batch.compression})"
+
+
+def _records(segments: list[Path], from_offset: int) -> Iterator[str]:
+    for segment in segments:
+        topic, _, number = segment.absolute().parent.name.rpartition("-")
+        partition = int(number) if number.isdecimal() else -1
+        scan = read_segment(segment)
+        for position, batch in scan:
+            if batch.last_offset < from_offset or batch.is_control:
+                continue
+            try:
+                for record in read_records(batch):
+                    if record.offset >= from_offset:
+                        text = TextRecord(record.key, record.value, record.headers, record.timestamp)
+                        yield format_json(text, Place(topic, partition, record.offset)).decode()
+            except BatchError as error:
+                raise Failed(f"{segment}: batch at position {position}: {error}") from None
+        if scan.damage is not None:
+            raise Failed(f"{segment}: {scan.damage}")
+
+
+def _verified(segment: Path, *, deep: bool) -> dict[str, Any]:
+    problems: list[str] = []
+    places: list[tuple[int, int, int]] = []
+    records = 0
+    next_offset = base_offset_of(segment)
+    scan = read_segment(segment)
+    for position, batch in scan:
+        places.append((position, batch.base_offset, batch.last_offset))
+        records += batch.count
+        next_offset = batch.next_offset
+        if deep:
+            try:
+                for _ in read_records(batch):
+                    pass
+            except BatchError as error:
+                problems.append(f"batch at position {position}: {error}")
+    if scan.damage is not None:
+        problems.append(str(scan.damage))
+    problems += check_indexes(segment, places)
+    return {
+        "partition": segment.absolute().parent.name,
+        "segment": base_offset_of(segment),
+        "batches": len(places),
+        "records": records,
+        "bytes": scan.end_position,
+        "next_offset": next_offset,
+        "problems": problems,
+    }

@@ -1,0 +1,36 @@
+"""`penstock`: where every command begins, and where every failure becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+from penstock.cli.failure import Failed
+from penstock.cli.serve_flags import parse_plain
+from penstock.model.errors import StartError
+
+
+def main() -> None:
+    try:
+        sys.exit(_run(sys.argv[1:]))
+    except Failed as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except StartError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _run(arguments: list[str]) -> int:
+    flags = parse_plain(arguments[1:]) if arguments[:1] == ["serve"] else None
+    if flags is not None:
+        from penstock.server.main import run
+
+        return run(flags.load())
+    from penstock.cli.app import app
+
+    app(arguments, prog_name="penstock")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

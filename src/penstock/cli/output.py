@@ -1,0 +1,55 @@
+"""What commands print: a table for people, JSON for programs, plain columns in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, indented: readable, and jq does not mind."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
+    """Numbers to the right; on a terminal with rules and colour, in a pipe aligned text that is never cut."""
+    cells = [["" if cell is None else _text(cell) for cell in row] for row in rows]
+    right = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(head))]
+    if sys.stdout.isatty():
+        _print_rich(head, cells, right, title)
+    else:
+        _print_plain(head, cells, right)
+
+
+def _text(cell: Any) -> str:
+    return str(cell).lower() if isinstance(cell, bool) else str(cell)
+
+
+def _print_rich(head: Sequence[str], rows: list[list[str]], right: list[bool], title: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left")
+    for name, to_the_right in zip(head, right, strict=True):
+        table.add_column(name, justify="right" if to_the_right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def _print_plain(head: Sequence[str], rows: list[list[str]], right: list[bool]) -> None:
+    lines = [list(head), *rows]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+    for line in lines:
+        columns = zip(line, widths, right, strict=True)
+        print("  ".join(cell.rjust(width) if r else cell.ljust(width) for cell, width, r in columns).rstrip())
+
+
+def note(text: str) -> None:
+    """A line beside the output: on stderr, so that a pipe stays clean."""
+    print(text, file=sys.stderr)

@@ -1,0 +1,33 @@
+"""`penstock serve`: the broker in the foreground."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.command import command_app
+from penstock.cli.serve_flags import ServeFlags
+
+app = command_app()
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="The YAML file.")]
+DataDir = Annotated[
+    str | None, typer.Option("--data-dir", metavar="DIR", help="Where the logs are kept. [default: ./penstock-data]")
+]
+Listen = Annotated[
+    list[str] | None,
+    typer.Option("--listen", metavar="DIALECT=HOST:PORT", help="Listen there (only); may be given several times."),
+]
+
+
+@app.command()
+def serve(config: ConfigFile = None, data_dir: DataDir = None, listen: Listen = None) -> None:
+    """Run the broker in the foreground.
+
+    Prints `listening DIALECT HOST:PORT` for each listener when it is ready. SIGTERM and Ctrl-C stop it cleanly.
+    """
+    from penstock.server.main import run
+
+    raise typer.Exit(run(ServeFlags(config, data_dir, listen).load()))

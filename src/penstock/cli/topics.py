@@ -1,0 +1,223 @@
+"""`penstock topics`: list, create, describe, alter and delete topics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.command import command_app
+from penstock.cli.connection import (
+    BOOTSTRAP_DEFAULT,
+    TIMEOUT_S,
+    AsJson,
+    Bootstrap,
+    admin_client,
+    failing_as,
+    offsets,
+    partitions_of,
+)
+from penstock.cli.failure import Failed, Misused, checked_topic, key_values
+from penstock.cli.output import note, print_json, print_table
+from penstock.model.ids import is_internal
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient, ConfigEntry
+
+app = command_app("List, create, describe, alter and delete topics.")
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+ConfigPairs = Annotated[
+    list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A topic config; may be given several times.")
+]
+
+
+@app.command("list")
+def list_topics(
+    bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
+    internal: Annotated[bool, typer.Option("--internal", help="Show the broker's own topics too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the topics."""
+    admin = admin_client(bootstrap)
+    with failing_as("listing topics"):
+        found = admin.list_topics(timeout=TIMEOUT_S).topics
+    rows = [(name, len(found[name].partitions)) for name in sorted(found) if internal or not is_internal(name)]
+    if as_json:
+        print_json([{"name": name, "partitions": partitions} for name, partitions in rows])
+    else:
+        print_table(("topic", "partitions"), rows)
+
+
+@app.command()
+def create(
+    name: Name,
+    partitions: Annotated[int | None, typer.Option(min=1, help="[default: the broker's num_partitions]")] = None,
+    config: ConfigPairs = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Be content when it is there.")] = False,
+    bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Create a topic."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    new = NewTopic(
+        checked_topic(name),
+        num_partitions=-1 if partitions is None else partitions,
+        replication_factor=-1,
+        config=key_values(config or [], "--config"),
+    )
+    admin = admin_client(bootstrap)
+    created = True
+    with failing_as(f"cannot create topic {name}"):
+        try:
+            admin.create_topics([new], operation_timeout=TIMEOUT_S)[name].result()
+        except KafkaException as error:
+            if not if_not_exists or error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+            created = False
+    if as_json:
+        print_json({"name": name, "created": created, "partitions": len(partitions_of(admin, name))})
+    else:
+        note(f"created topic {name}" if created else f"topic {name} was there")
+
+
+@app.command()
+def describe(
+    name: Name,
+    all_configs: Annotated[
+        bool, typer.Option("--all-configs", help="Show configs that are at their default too.")
+    ] = False,
+    bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show a topic's id, partitions, offsets and configs."""
+    from confluent_kafka import TopicCollection, TopicPartition
+    from confluent_kafka.admin import OffsetSpec
+
+    checked_topic(name)
+    admin = admin_client(bootstrap)
+    with failing_as(f"topic {name}"):
+        topic = admin.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT_S)[name].result()
+    places = [TopicPartition(name, info.id) for info in topic.partitions]
+    start, end = offsets(admin, places, OffsetSpec.earliest()), offsets(admin, places, OffsetSpec.latest())
+    configs = _configs(admin, name)
+    rows = [
+        (info.id, info.leader.id if info.leader is not None else None, start[info.id], end[info.id])
+        for info in topic.partitions
+    ]
+    if as_json:
+        head = ("partition", "leader", "start_offset", "end_offset")
+        print_json(
+            {
+                "name": name,
+                "id": str(topic.topic_id),
+                "internal": topic.is_internal,
+                "partitions": [dict(zip(head, row, strict=True)) for row in rows],
+                "configs": {entry.name: {"value": entry.value, "default": _is_default(entry)} for entry in configs},
+            }
+        )
+        return
+    print(f"topic {name}, id {topic.topic_id}" + (", internal" if topic.is_internal else ""))
+    print_table(("partition", "leader", "start offset", "end offset"), rows)
+    shown = [(entry.name, entry.value) for entry in configs if all_configs or not _is_default(entry)]
+    if shown:
+        print_table(("config", "value"), shown)
+
+
+@app.command()
+def alter(
+    name: Name,
+    partitions: Annotated[int | None, typer.Option(min=1, help="How many there shall be; never fewer.")] = None,
+    config: ConfigPairs = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option("--unset", metavar="KEY", help="Back to the default; may be given several times."),
+    ] = None,
+    bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Add partitions, set and unset configs."""
+    from confluent_kafka.admin import (
+        AlterConfigOpType,
+        ConfigEntry,
+        ConfigResource,
+        NewPartitions,
+        ResourceType,
+    )
+
+    checked_topic(name)
+    values = key_values(config or [], "--config")
+    if partitions is None and not values and not unset:
+        raise Misused("nothing to alter: give --partitions, --config or --unset")
+    admin = admin_client(bootstrap)
+    partitions_of(admin, name)
+    if values or unset:
+        entries = [
+            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in values.items()
+        ]
+        entries += [ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset or []]
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        with failing_as(f"cannot alter topic {name}"):
+            admin.incremental_alter_configs([resource], request_timeout=TIMEOUT_S)[resource].result()
+    if partitions is not None:
+        with failing_as(f"cannot add partitions to topic {name}"):
+            admin.create_partitions([NewPartitions(name, partitions)], operation_timeout=TIMEOUT_S)[name].result()
+    if as_json:
+        print_json(
+            {
+                "name": name,
+                "partitions": len(partitions_of(admin, name)),
+                "configs": {entry.name: entry.value for entry in _configs(admin, name) if not _is_default(entry)},
+            }
+        )
+    else:
+        note(f"altered topic {name}")
+
+
+@app.command()
+def delete(
+    names: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics' names.")],
+    bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Delete topics with all their records."""
+    from confluent_kafka import KafkaException
+
+    from penstock.cli.connection import reason
+
+    wanted = list(dict.fromkeys(checked_topic(name) for name in names))
+    admin = admin_client(bootstrap)
+    deleted: list[str] = []
+    failed: dict[str, str] = {}
+    for name, future in admin.delete_topics(wanted, operation_timeout=TIMEOUT_S).items():
+        try:
+            future.result()
+            deleted.append(name)
+        except KafkaException as error:
+            failed[name] = reason(error)
+    if as_json:
+        print_json({"deleted": deleted, "failed": failed})
+    else:
+        for name in deleted:
+            note(f"deleted topic {name}")
+    if failed:
+        raise Failed("cannot delete " + "; ".join(f"topic {name}: {why}" for name, why in failed.items()))
+
+
+def _configs(admin: AdminClient, topic: str) -> list[ConfigEntry]:
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    with failing_as(f"configs of topic {topic}"):
+        entries: dict[str, ConfigEntry] = admin.describe_configs([resource], request_timeout=TIMEOUT_S)[
+            resource
+        ].result()
+    return [entries[name] for name in sorted(entries)]
+
+
+def _is_default(entry: Any) -> bool:
+    from confluent_kafka.admin import ConfigSource
+
+    return bool(ConfigSource(entry.source) is not ConfigSource.DYNAMIC_TOPIC_CONFIG)

@@ -1,0 +1,262 @@
+"""DescribeConfigs and IncrementalAlterConfigs: topic configs with their sources, broker configs read-only.
+
+A broker's configs are told in Kafka's names, because tools look for them there; they are changed in the config file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.pending import Pending, when
+from penstock.model.topic_config import KEYS, KeyType
+
+if TYPE_CHECKING:
+    from penstock.broker.engine import TopicResult
+    from penstock.dialects.kafka.service import KafkaService
+
+TOPIC = 2
+BROKER = 4
+BROKER_LOGGER = 8
+
+_SOURCE_TOPIC = 1
+_SOURCE_STATIC_BROKER = 4
+_SOURCE_DEFAULT = 5
+_TYPES = {
+    KeyType.BOOLEAN: 1,
+    KeyType.STRING: 2,
+    KeyType.INT: 3,
+    KeyType.LONG: 5,
+    KeyType.DOUBLE: 6,
+    KeyType.LIST: 7,
+}
+
+_SET, _DELETE, _APPEND, _SUBTRACT = range(4)
+
+# Kafka's broker-wide names of topic configs, for synonyms and for DescribeConfigs of the broker.
+BROKER_NAMES = {
+    "cleanup.policy": "log.cleanup.policy",
+    "compression.type": "compression.type",
+    "delete.retention.ms": "log.cleaner.delete.retention.ms",
+    "file.delete.delay.ms": "log.segment.delete.delay.ms",
+    "flush.messages": "log.flush.interval.messages",
+    "flush.ms": "log.flush.interval.ms",
+    "index.interval.bytes": "log.index.interval.bytes",
+    "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
+    "max.message.bytes": "message.max.bytes",
+    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
+    "message.timestamp.type": "log.message.timestamp.type",
+    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+    "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+    "min.insync.replicas": "min.insync.replicas",
+    "preallocate": "log.preallocate",
+    "retention.bytes": "log.retention.bytes",
+    "retention.ms": "log.retention.ms",
+    "segment.bytes": "log.segment.bytes",
+    "segment.index.bytes": "log.index.size.max.bytes",
+    "segment.jitter.ms": "log.roll.jitter.ms",
+    "segment.ms": "log.roll.ms",
+    "unclean.leader.election.enable": "unclean.leader.election.enable",
+}
+
+
+def describe_configs(service: KafkaService, body: Any, version: int) -> dict[str, Any]:
+    documented = getattr(body, "include_documentation", False)
+    results = []
+    for resource in body.resources:
+        result: dict[str, Any] = {
+            "error_code": Fault.NONE,
+            "error_message": None,
+            "resource_type": resource.resource_type,
+            "resource_name": resource.resource_name,
+            "configs": [],
+        }
+        try:
+            entries = _entries(service, resource.resource_type, resource.resource_name)
+        except BrokerError as error:
+            result.update(error_code=error.fault, error_message=error.text)
+        else:
+            keys = resource.configuration_keys
+            result["configs"] = [
+                _shown(entry, synonyms=body.include_synonyms, documented=documented)
+                for entry in entries
+                if keys is None or entry["name"] in keys
+            ]
+        results.append(result)
+    return {"results": results}
+
+
+def _shown(entry: dict[str, Any], *, synonyms: bool, documented: bool) -> dict[str, Any]:
+    return {
+        **entry,
+        "synonyms": entry["synonyms"] if synonyms else [],
+        "documentation": entry["documentation"] if documented else None,
+    }
+
+
+def _entries(service: KafkaService, resource_type: int, name: str) -> Iterable[dict[str, Any]]:
+    if resource_type == TOPIC:
+        overrides = service.engine.topic_configs(name)
+        if overrides is None:
+            raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
+        return topic_entries(service, overrides)
+    if resource_type == BROKER:
+        if name not in ("", str(service.address.node_id)):
+            raise BrokerError(Fault.INVALID_REQUEST, f"this is broker {service.address.node_id}, not {name!r}")
+        return broker_entries(service)
+    if resource_type == BROKER_LOGGER:
+        return ()
+    raise BrokerError(Fault.INVALID_REQUEST, f"resource type {resource_type} has no configs here")
+
+
+def topic_entries(service: KafkaService, overrides: Mapping[str, str]) -> Iterable[dict[str, Any]]:
+    """Every topic config with its value, where it comes from, and what would hold without that."""
+    defaults = service.engine.settings.topic_defaults or {}
+    for key in KEYS.values():
+        synonyms = []
+        if key.name in overrides:
+            synonyms.append({"name": key.name, "value": overrides[key.name], "source": _SOURCE_TOPIC})
+        broker_name = BROKER_NAMES.get(key.name, key.name)
+        if key.name in defaults:
+            synonyms.append({"name": broker_name, "value": defaults[key.name], "source": _SOURCE_STATIC_BROKER})
+        if key.default is not None or not synonyms:
+            synonyms.append({"name": broker_name, "value": key.default, "source": _SOURCE_DEFAULT})
+        yield {
+            "name": key.name,
+            "value": synonyms[0]["value"],
+            "read_only": False,
+            "config_source": synonyms[0]["source"],
+            "is_sensitive": False,
+            "synonyms": synonyms,
+            "config_type": _TYPES[key.type],
+            "documentation": key.doc,
+        }
+
+
+def broker_entries(service: KafkaService) -> Iterable[dict[str, Any]]:
+    settings = service.engine.settings
+    own: list[tuple[str, str, KeyType, str]] = [
+        ("broker.id", str(service.address.node_id), KeyType.INT, "The broker's id."),
+        ("node.id", str(service.address.node_id), KeyType.INT, "The broker's id."),
+        ("num.partitions", str(settings.num_partitions), KeyType.INT, "Partitions of a topic whose creator does not say."),
+        ("default.replication.factor", "1", KeyType.INT, "There is one broker."),
+        (
+            "auto.create.topics.enable",
+            str(settings.auto_create_topics).lower(),
+            KeyType.BOOLEAN,
+            "Whether asking for a topic may make it.",
+        ),
+        (
+            "delete.topic.enable",
+            str(settings.delete_topics).lower(),
+            KeyType.BOOLEAN,
+            "Whether clients may delete topics.",
+        ),
+        (
+            "transaction.max.timeout.ms",
+            str(settings.transaction_max_timeout_ms),
+            KeyType.INT,
+            "The longest transaction timeout that a producer may ask for.",
+        ),
+        ("socket.request.max.bytes", str(service.frame_bytes_max), KeyType.INT, "The largest request."),
+        ("log.dirs", str(service.engine.directory.path), KeyType.STRING, "Where the logs are."),
+    ]
+    for name, value, kind, doc in own:
+        yield _broker_entry(name, value, kind, doc, _SOURCE_STATIC_BROKER)
+    defaults = settings.topic_defaults or {}
+    for key in KEYS.values():
+        if key.name in BROKER_NAMES:
+            source = _SOURCE_STATIC_BROKER if key.name in defaults else _SOURCE_DEFAULT
+            yield _broker_entry(
+                BROKER_NAMES[key.name], defaults.get(key.name, key.default), key.type, key.doc, source
+            )
+
+
+def _broker_entry(name: str, value: str | None, kind: KeyType, doc: str, source: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "value": value,
+        "read_only": True,
+        "config_source": source,
+        "is_sensitive": False,
+        "synonyms": [{"name": name, "value": value, "source": source}],
+        "config_type": _TYPES[kind],
+        "documentation": doc,
+    }
+
+
+def incremental_alter_configs(service: KafkaService, body: Any, version: int) -> Any:
+    refused: dict[int, BrokerError] = {}
+    changes: dict[str, dict[str, str | None]] = {}
+    for at, resource in enumerate(body.resources):
+        try:
+            if resource.resource_type != TOPIC:
+                raise BrokerError(
+                    Fault.INVALID_REQUEST, "only topic configs change at run time; the broker's are in its config file"
+                )
+            if resource.resource_name in changes:
+                raise BrokerError(Fault.INVALID_REQUEST, f"topic {resource.resource_name!r} is named twice")
+            changes[resource.resource_name] = _changes(service, resource)
+        except BrokerError as error:
+            refused[at] = error
+    done: list[TopicResult] | Pending[list[TopicResult]] = []
+    if changes:
+        done = service.engine.alter_configs(changes, validate_only=body.validate_only)
+
+    def answer(results: list[TopicResult]) -> dict[str, Any]:
+        by_name = {result.name: result for result in results}
+        rows = []
+        for at, resource in enumerate(body.resources):
+            error = refused.get(at)
+            if error is None:
+                result = by_name[resource.resource_name]
+                fault, text = result.fault, result.text
+            else:
+                fault, text = error.fault, error.text
+            rows.append(
+                {
+                    "error_code": fault,
+                    "error_message": None if fault is Fault.NONE else text or fault.value,
+                    "resource_type": resource.resource_type,
+                    "resource_name": resource.resource_name,
+                }
+            )
+        return {"responses": rows}
+
+    return when(done, answer)
+
+
+def _changes(service: KafkaService, resource: Any) -> dict[str, str | None]:
+    """What the operations come to, as values to set or, with None, to unset."""
+    overrides = service.engine.topic_configs(resource.resource_name)
+    if overrides is None:
+        raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION, f"topic {resource.resource_name!r} does not exist")
+    defaults = service.engine.settings.topic_defaults or {}
+    changes: dict[str, str | None] = {}
+    for config in resource.configs:
+        key = KEYS.get(config.name)
+        operation = config.config_operation
+        if config.name in changes:
+            raise BrokerError(Fault.INVALID_REQUEST, f"{config.name} is named twice")
+        if operation == _DELETE:
+            changes[config.name] = None
+        elif config.value is None:
+            raise BrokerError(Fault.INVALID_CONFIG, f"{config.name} has no value")
+        elif operation == _SET:
+            changes[config.name] = config.value
+        elif operation in (_APPEND, _SUBTRACT):
+            if key is None or key.type is not KeyType.LIST:
+                raise BrokerError(Fault.INVALID_CONFIG, f"{config.name} is not a list: it cannot be added to")
+            current = overrides.get(key.name, defaults.get(key.name, key.default)) or ""
+            items = [item for item in current.split(",") if item]
+            given = [item for item in config.value.split(",") if item]
+            if operation == _APPEND:
+                items += [item for item in given if item not in items]
+            else:
+                items = [item for item in items if item not in given]
+            changes[config.name] = ",".join(items)
+        else:
+            raise BrokerError(Fault.INVALID_REQUEST, f"config operation {operation} is not known")
+    return changes

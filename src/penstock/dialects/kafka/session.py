@@ -1,0 +1,235 @@
+"""One Kafka connection: frames in, requests to the broker, frames out. No I/O and no clock.
+
+A frame is an i32 size and a request. Consecutive Produce requests for one partition with the same settings become one
+`ProduceRun`: the broker appends the whole run in one write, and the answers leave in one buffer. Everything else is a
+`Call`: decoded by kio, performed by the handler that `service` has for its key, encoded from a plain description in the
+version that was asked.
+
+The peer is wrong when its bytes are no request, when it asks for what ApiVersions did not announce, or when a produce
+without acknowledgement fails: Kafka has no error answer for these, so the connection is closed with one log line.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.broker.engine import Append, Appended
+from penstock.dialects.kafka import fetch, kio_bridge, produce
+from penstock.dialects.kafka.apis import ApiKey, api_name, is_served
+from penstock.dialects.kafka.errors import CODES
+from penstock.dialects.kafka.fetching import FetchCall
+from penstock.dialects.kafka.frame import SIZE_BYTES, RequestHeader, read_header
+from penstock.dialects.kafka.produce import PartitionAnswer, ProducePrefix, ProduceRequest, TopicKey, answer_template
+from penstock.dialects.kafka.service import KafkaService
+from penstock.model.chunks import Chunk
+from penstock.model.errors import Fault, ProtocolError
+from penstock.model.fed import Fed
+from penstock.model.pending import Pending
+
+_SIZE = struct.Struct(">i")
+_ACKS = (-1, 0, 1)
+_NO_RECORDS = memoryview(b"")
+
+
+class ProduceRun:
+    """Produce requests in a row that differ in nothing but their records."""
+
+    __slots__ = ("acks", "items", "partition", "topic", "transactional_id", "version")
+
+    def __init__(self, prefix: ProducePrefix, items: list[tuple[int, memoryview]]) -> None:
+        self.version = prefix.version
+        self.acks = prefix.acks
+        self.topic: TopicKey = prefix.topic
+        self.partition = prefix.partition
+        self.transactional_id = prefix.transactional_id
+        self.items = items
+
+
+class ProduceCall:
+    """A Produce request for several partitions."""
+
+    __slots__ = ("correlation_id", "request", "version")
+
+    def __init__(self, header: RequestHeader, request: ProduceRequest) -> None:
+        self.version = header.version
+        self.correlation_id = header.correlation_id
+        self.request = request
+
+
+class Call:
+    """A request of any other API."""
+
+    __slots__ = ("body", "client_id", "correlation_id", "key", "version")
+
+    def __init__(self, header: RequestHeader, body: Any) -> None:
+        self.key = header.api_key
+        self.version = header.version
+        self.correlation_id = header.correlation_id
+        self.client_id = header.client_id
+        self.body = body
+
+
+class KafkaSession:
+    __slots__ = ("_prefix", "_service", "client_host")
+
+    def __init__(self, service: KafkaService, client_host: str = "") -> None:
+        self._service = service
+        self._prefix: ProducePrefix | None = None
+        self.client_host = client_host
+
+    # ------------------------------------------------------------------------------------------------ bytes in
+
+    def feed(self, view: memoryview) -> Fed:
+        requests: list[Any] = []
+        at = 0
+        end = len(view)
+        while end - at >= SIZE_BYTES:
+            prefix = self._prefix
+            if prefix is not None:
+                items, at = prefix.cut(view, at)
+                if items:
+                    requests.append(ProduceRun(prefix, items))
+                    if end - at < SIZE_BYTES:
+                        break
+            size = _SIZE.unpack_from(view, at)[0]
+            if not 0 < size <= self._service.frame_bytes_max:
+                return Fed(at, 0, requests, f"a frame of {size} bytes; 1 to {self._service.frame_bytes_max} are allowed")
+            stop = at + SIZE_BYTES + size
+            if stop > end:
+                return Fed(at, SIZE_BYTES + size, requests)
+            try:
+                requests.append(self._request(view[:stop], at + SIZE_BYTES))
+            except ProtocolError as error:
+                return Fed(at, 0, requests, str(error))
+            at = stop
+        return Fed(at, 0, requests)
+
+    def _request(self, view: memoryview, start: int) -> object:
+        header = read_header(view, start)
+        key, version = header.api_key, header.version
+        if key == ApiKey.API_VERSIONS:
+            body = kio_bridge.decode_request(key, version, view, header.body_start) if is_served(key, version) else None
+            return Call(header, body)
+        if key not in self._service.handled or not is_served(key, version):
+            raise ProtocolError(f"{api_name(key)} version {version} is not served")
+        if key == ApiKey.PRODUCE:
+            return self._produce_request(view, start, header)
+        if key == ApiKey.FETCH:
+            return Call(header, fetch.decode(view, header.body_start, version))
+        return Call(header, kio_bridge.decode_request(key, version, view, header.body_start))
+
+    def _produce_request(self, view: memoryview, start: int, header: RequestHeader) -> object:
+        request = produce.decode(view, header.body_start, header.version)
+        prefix = ProducePrefix.of(view, start, header, request)
+        if prefix is None:
+            return ProduceCall(header, request)
+        self._prefix = prefix
+        records = request.topics[0][1][0][1]
+        return ProduceRun(prefix, [(header.correlation_id, _NO_RECORDS if records is None else records)])
+
+    # ------------------------------------------------------------------------------------------------ broker
+
+    def perform(self, request: Any) -> Any:
+        if type(request) is ProduceRun:
+            return self._perform_run(request)
+        if type(request) is ProduceCall:
+            return self._perform_produce(request)
+        if request.key == ApiKey.FETCH:
+            return FetchCall(self._service, request.body, request.version).perform()
+        return self._service.perform(request, self)
+
+    def _perform_run(self, run: ProduceRun) -> list[Appended] | Pending[list[Appended]]:
+        engine = self._service.engine
+        topic = run.topic
+        if isinstance(topic, bytes):
+            name = engine.topic_name_of(topic)
+            if name is None:
+                return [Appended(Fault.UNKNOWN_TOPIC_ID)] * len(run.items)
+            topic = name
+        if run.acks not in _ACKS:
+            return [Appended(Fault.INVALID_REQUIRED_ACKS)] * len(run.items)
+        return engine.append(topic, run.partition, [records for _, records in run.items], run.acks)
+
+    def _perform_produce(self, call: ProduceCall) -> list[Appended] | Pending[list[Appended]]:
+        engine = self._service.engine
+        request = call.request
+        appends: list[Append] = []
+        known: list[bool] = []
+        for topic, partitions in request.topics:
+            name = engine.topic_name_of(topic) if isinstance(topic, bytes) else topic
+            for partition, records in partitions:
+                known.append(name is not None)
+                if name is not None:
+                    appends.append(Append(name, partition, _NO_RECORDS if records is None else records))
+        if request.acks not in _ACKS:
+            return [Appended(Fault.INVALID_REQUIRED_ACKS)] * len(known)
+        results = engine.append_many(appends, request.acks) if appends else []
+        if all(known):
+            return results
+
+        def with_unknown(found: list[Appended]) -> list[Appended]:
+            rest = iter(found)
+            return [next(rest) if is_known else Appended(Fault.UNKNOWN_TOPIC_ID) for is_known in known]
+
+        return results.map(with_unknown) if isinstance(results, Pending) else with_unknown(results)
+
+    # ------------------------------------------------------------------------------------------------ bytes out
+
+    def answer(self, request: Any, result: Any) -> list[Chunk]:
+        if type(request) is ProduceRun:
+            return self._answer_run(request, result)
+        if type(request) is ProduceCall:
+            return self._answer_produce(request, result)
+        if request.key == ApiKey.FETCH:
+            assert isinstance(result, list)
+            return FetchCall.answer(request.version, request.correlation_id, result)
+        if isinstance(result, bytes):
+            return [result]
+        return [kio_bridge.answer(request.key, request.version, request.correlation_id, result)]
+
+    def _answer_run(self, run: ProduceRun, results: Sequence[Appended]) -> list[Chunk]:
+        if run.acks == 0:
+            _refuse_silent_failure(results)
+            return []
+        encode = answer_template(run.version, run.topic, run.partition).encode
+        out = []
+        for (correlation_id, _), result in zip(run.items, results, strict=True):
+            if result.fault is Fault.NONE:
+                out.append(encode(correlation_id, result.base_offset, result.append_time_ms, result.log_start_offset))
+            else:
+                topics = ((run.topic, (_partition_answer(run.partition, result),)),)
+                out.append(produce.encode_answer(run.version, correlation_id, topics))
+        return [b"".join(out)] if len(out) > 1 else list(out)
+
+    def _answer_produce(self, call: ProduceCall, results: Sequence[Appended]) -> list[Chunk]:
+        if call.request.acks == 0:
+            _refuse_silent_failure(results)
+            return []
+        rest = iter(results)
+        topics = [
+            (topic, [_partition_answer(partition, next(rest)) for partition, _ in partitions])
+            for topic, partitions in call.request.topics
+        ]
+        return [produce.encode_answer(call.version, call.correlation_id, topics)]
+
+    def closed(self) -> None:
+        self._prefix = None
+
+
+def _partition_answer(partition: int, result: Appended) -> PartitionAnswer:
+    fault, base_offset, append_time_ms, log_start_offset, text, record_index = result
+    if fault is Fault.NONE:
+        return PartitionAnswer(partition, 0, base_offset, append_time_ms, log_start_offset)
+    errors = ((record_index, text),) if record_index >= 0 else ()
+    return PartitionAnswer(partition, CODES[fault], -1, -1, log_start_offset, errors, text or fault.value)
+
+
+def _refuse_silent_failure(results: Sequence[Appended]) -> None:
+    """acks=0 has no answer to carry an error: the closed connection is the only sign a producer gets."""
+    for result in results:
+        if result.fault is not Fault.NONE:
+            raise ProtocolError(f"a produce without acknowledgement failed: {result.text or result.fault.value}")
+
+

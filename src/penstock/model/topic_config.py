@@ -1,0 +1,380 @@
+"""The configs of a topic: Kafka's names, types and defaults (Kafka 4), and which values this broker takes.
+
+Every setting acts or is refused: a key that is not in `KEYS`, and a value that the broker could not honour, are
+INVALID_CONFIG with the key and the reason. Values travel as text, as in Kafka's protocol; `parse` makes a `TopicConfig`
+of them. Nothing here reads or stores a config.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.model.errors import BrokerError, Fault
+
+_INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+"""Kafka's word for "never" in keys that have no -1."""
+
+FLUSH_POLICIES = ("acks", "always", "interval", "os")
+
+_MINUTE_MS = 60_000
+_HOUR_MS = 60 * _MINUTE_MS
+_DAY_MS = 24 * _HOUR_MS
+
+
+class KeyType(enum.Enum):
+    """Kafka's config types, as DescribeConfigs names them."""
+
+    BOOLEAN = "BOOLEAN"
+    STRING = "STRING"
+    INT = "INT"
+    LONG = "LONG"
+    DOUBLE = "DOUBLE"
+    LIST = "LIST"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One config: `parse` turns its text into the value, or raises ValueError with the reason in words."""
+
+    name: str
+    type: KeyType
+    default: str | None
+    parse: Callable[[str], Any]
+    doc: str
+
+    @property
+    def field(self) -> str:
+        """Its name in `TopicConfig`."""
+        return self.name.replace(".", "_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """The parsed values of one topic, all of them."""
+
+    cleanup_policy: frozenset[str]
+    compression_type: str
+    delete_retention_ms: int
+    file_delete_delay_ms: int
+    flush_messages: int
+    flush_ms: int
+    index_interval_bytes: int
+    max_compaction_lag_ms: int
+    max_message_bytes: int
+    message_timestamp_after_max_ms: int
+    message_timestamp_before_max_ms: int
+    message_timestamp_type: str
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    min_insync_replicas: int
+    penstock_flush: str | None
+    preallocate: bool
+    retention_bytes: int
+    retention_ms: int
+    segment_bytes: int
+    segment_index_bytes: int
+    segment_jitter_ms: int
+    segment_ms: int
+    unclean_leader_election_enable: bool
+
+    @property
+    def compacts(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def deletes(self) -> bool:
+        return "delete" in self.cleanup_policy
+
+    @property
+    def has_log_append_time(self) -> bool:
+        return self.message_timestamp_type == "LogAppendTime"
+
+
+def _number(at_least: int, at_most: int, bits_max: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text.strip())
+        except ValueError:
+            raise ValueError("is not a whole number") from None
+        if not -bits_max - 1 <= value <= bits_max:
+            raise ValueError(f"does not fit into {32 if bits_max == _INT_MAX else 64} bits")
+        if value < at_least:
+            raise ValueError(f"is less than {at_least}")
+        if value > at_most:
+            raise ValueError(f"is more than {at_most}")
+        return value
+
+    return parse
+
+
+def _int(at_least: int, at_most: int = _INT_MAX) -> Callable[[str], int]:
+    return _number(at_least, at_most, _INT_MAX)
+
+
+def _long(at_least: int, at_most: int = LONG_MAX) -> Callable[[str], int]:
+    return _number(at_least, at_most, LONG_MAX)
+
+
+def _ratio(text: str) -> float:
+    try:
+        value = float(text.strip())
+    except ValueError:
+        raise ValueError("is not a number") from None
+    if math.isnan(value) or not 0 <= value <= 1:
+        raise ValueError("is not between 0 and 1")
+    return value
+
+
+def _boolean(text: str) -> bool:
+    match text.strip().lower():
+        case "true":
+            return True
+        case "false":
+            return False
+    raise ValueError("is neither true nor false")
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        value = text.strip()
+        if value not in choices:
+            raise ValueError(f"is not one of {', '.join(choices)}")
+        return value
+
+    return parse
+
+
+def _cleanup_policy(text: str) -> frozenset[str]:
+    policies = frozenset(part.strip() for part in text.split(","))
+    if not policies <= {"delete", "compact"}:
+        raise ValueError("is not delete, compact or compact,delete")
+    return policies
+
+
+def _only(wanted: Any, parse_any: Callable[[str], Any], reason: str) -> Callable[[str], Any]:
+    """A config of Kafka's of which this broker can honour one value."""
+
+    def parse(text: str) -> Any:
+        value = parse_any(text)
+        if value != wanted:
+            raise ValueError(reason)
+        return value
+
+    return parse
+
+
+_COMPRESSION_TYPES = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
+
+_KEYS = (
+    Key(
+        "cleanup.policy",
+        KeyType.LIST,
+        "delete",
+        _cleanup_policy,
+        "What becomes of old segments: delete, compact (the last record of each key stays), or both.",
+    ),
+    Key(
+        "compression.type",
+        KeyType.STRING,
+        "producer",
+        _only(
+            "producer", _one_of(*_COMPRESSION_TYPES), "is not producer: batches are stored as the producer sent them"
+        ),
+        "Batches are stored as they came: only producer is taken.",
+    ),
+    Key(
+        "delete.retention.ms",
+        KeyType.LONG,
+        str(_DAY_MS),
+        _long(0),
+        "How long a delete marker (null value) stays in a compacted topic.",
+    ),
+    Key(
+        "file.delete.delay.ms",
+        KeyType.LONG,
+        str(_MINUTE_MS),
+        _long(0),
+        "How long a segment's files stay on disk after the segment was deleted.",
+    ),
+    Key(
+        "flush.messages",
+        KeyType.LONG,
+        str(LONG_MAX),
+        _long(1),
+        "Flush at the latest after so many records.",
+    ),
+    Key(
+        "flush.ms",
+        KeyType.LONG,
+        str(LONG_MAX),
+        _long(0),
+        "Flush at the latest so long after an append.",
+    ),
+    Key(
+        "index.interval.bytes",
+        KeyType.INT,
+        "4096",
+        _int(0),
+        "Bytes of log between two index entries.",
+    ),
+    Key(
+        "max.compaction.lag.ms",
+        KeyType.LONG,
+        str(LONG_MAX),
+        _long(1),
+        "The longest time that a record stays uncompacted.",
+    ),
+    Key(
+        "max.message.bytes",
+        KeyType.INT,
+        "1048588",
+        _int(0),
+        "The largest batch that is taken, as it comes (compressed).",
+    ),
+    Key(
+        "message.timestamp.after.max.ms",
+        KeyType.LONG,
+        str(_HOUR_MS),
+        _long(0),
+        "How far a record's timestamp may be ahead of the broker's clock (CreateTime only).",
+    ),
+    Key(
+        "message.timestamp.before.max.ms",
+        KeyType.LONG,
+        str(LONG_MAX),
+        _long(0),
+        "How far a record's timestamp may be behind the broker's clock (CreateTime only).",
+    ),
+    Key(
+        "message.timestamp.type",
+        KeyType.STRING,
+        "CreateTime",
+        _one_of("CreateTime", "LogAppendTime"),
+        "Whose time a record carries: the producer's, or the broker's at the append.",
+    ),
+    Key(
+        "min.cleanable.dirty.ratio",
+        KeyType.DOUBLE,
+        "0.5",
+        _ratio,
+        "The uncompacted share of a log from which it is compacted.",
+    ),
+    Key(
+        "min.compaction.lag.ms",
+        KeyType.LONG,
+        "0",
+        _long(0),
+        "The shortest time that a record stays uncompacted.",
+    ),
+    Key(
+        "min.insync.replicas",
+        KeyType.INT,
+        "1",
+        _only(1, _int(1), "is more than 1, and there is one broker: no produce with acks=all could succeed"),
+        "There is one broker: only 1 is taken.",
+    ),
+    Key(
+        "penstock.flush",
+        KeyType.STRING,
+        None,
+        _one_of(*FLUSH_POLICIES),
+        "The flush policy of this topic (acks, always, interval, os); unset: the broker's storage.flush.",
+    ),
+    Key(
+        "preallocate",
+        KeyType.BOOLEAN,
+        "false",
+        _only(False, _boolean, "is not false: segments grow as they are written"),
+        "Segments grow as they are written: only false is taken.",
+    ),
+    Key(
+        "retention.bytes",
+        KeyType.LONG,
+        "-1",
+        _long(-1),
+        "Old segments go while a partition is larger than this; -1: no bound.",
+    ),
+    Key(
+        "retention.ms",
+        KeyType.LONG,
+        str(7 * _DAY_MS),
+        _long(-1),
+        "Segments whose newest record is older go; -1: no bound.",
+    ),
+    Key(
+        "segment.bytes",
+        KeyType.INT,
+        str(1024**3),
+        _int(14),
+        "A segment that would grow past this is closed and a new one begun.",
+    ),
+    Key(
+        "segment.index.bytes",
+        KeyType.INT,
+        str(10 * 1024**2),
+        _int(4),
+        "A segment whose index would grow past this is closed and a new one begun.",
+    ),
+    Key(
+        "segment.jitter.ms",
+        KeyType.LONG,
+        "0",
+        _long(0),
+        "Up to so much is taken off segment.ms at random, so that segments do not all roll at once.",
+    ),
+    Key(
+        "segment.ms",
+        KeyType.LONG,
+        str(7 * _DAY_MS),
+        _long(1),
+        "A segment older than this is closed at the next append.",
+    ),
+    Key(
+        "unclean.leader.election.enable",
+        KeyType.BOOLEAN,
+        "false",
+        _only(False, _boolean, "is not false: there is one broker, so there is no election"),
+        "There is one broker, so no election: only false is taken.",
+    ),
+)
+
+KEYS: Mapping[str, Key] = {key.name: key for key in _KEYS}
+"""By name, in the order of their names."""
+
+
+def parse(overrides: Mapping[str, str], defaults: Mapping[str, str]) -> TopicConfig:
+    """The values of a topic: its own, else the broker's `topic_defaults`, else Kafka's.
+
+    Raises BrokerError(INVALID_CONFIG) that names the key and says why.
+    """
+    for name in overrides.keys() | defaults.keys():
+        if name not in KEYS:
+            raise BrokerError(Fault.INVALID_CONFIG, f"{name} is not a topic config here{nearest(name, KEYS)}")
+    values: dict[str, Any] = {}
+    for key in KEYS.values():
+        text = overrides.get(key.name, defaults.get(key.name, key.default))
+        try:
+            values[key.field] = None if text is None else key.parse(text)
+        except ValueError as error:
+            shown = repr(text if text is None or len(text) <= 60 else text[:57] + "...")
+            raise BrokerError(Fault.INVALID_CONFIG, f"{key.name} = {shown} {error}") from None
+    config = TopicConfig(**values)
+    if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+        raise BrokerError(
+            Fault.INVALID_CONFIG,
+            f"min.compaction.lag.ms = {config.min_compaction_lag_ms} is more than "
+            f"max.compaction.lag.ms = {config.max_compaction_lag_ms}",
+        )
+    return config
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """ "; did you mean X?" when there is something near, to end a line about an unknown name."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,126 @@
+"""A listening address of one dialect: accepts within the limits, counts, and stops without cutting started answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+from penstock.model.errors import StartError
+from penstock.net.connection import Connection
+from penstock.net.log_lines import RareLine, endpoint
+from penstock.net.network import Network
+from penstock.net.session import Peer, Session
+
+logger = logging.getLogger("penstock.net")
+
+
+class Listener:
+    """`name` is the dialect; the counts are plain attributes for whoever measures."""
+
+    def __init__(
+        self, name: str, host: str, port: int, session_factory: Callable[[Peer], Session], network: Network
+    ) -> None:
+        self.name = name
+        self.host = host
+        self.port = port
+        """The bound port once started, where 0 was asked for."""
+        self.session_factory = session_factory
+        self.network = network
+        self.connections: set[Connection] = set()
+        self.connections_accepted = 0
+        self.connections_refused = 0
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self._server: asyncio.Server | None = None
+        self._stopping = False
+        self._refusals = RareLine(logger)
+        self._emptied = asyncio.Event()
+
+    async def start(self) -> None:
+        loop = self.network.loop
+        host: str | None = self.host or None
+        try:
+            if self.port == 0:
+                # Each address of a name would get a port of its own: the first one is the address.
+                found = await loop.getaddrinfo(
+                    host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | getattr(socket, "AI_ADDRCONFIG", 0)
+                )
+                host = str(found[0][4][0])
+            self._server = await loop.create_server(
+                lambda: Connection(self), host, self.port, backlog=self.network.settings.accept_backlog
+            )
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {endpoint(self.host, self.port)} for {self.name}: {error.strerror or error}"
+            ) from error
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop accepting, let started answers leave for the grace, then close every connection."""
+        if self._server is None:
+            return
+        self._stopping = True
+        self._server.close()
+        for connection in list(self.connections):
+            connection.stop()
+        if not await self._is_empty(self.network.settings.stop_grace_ms):
+            for connection in list(self.connections):
+                connection.abort()
+            await self._is_empty(self.network.settings.stop_grace_ms)
+        await self._server.wait_closed()
+        self._server = None
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a new connection in, or refuse it."""
+        network = self.network
+        settings = network.settings
+        host = connection.peer.host
+        of_host = network.connections_by_ip.get(host, 0)
+        reason = None
+        if self._stopping:
+            reason = "the listener is stopping"
+        elif network.connections >= settings.connections_max:
+            reason = f"there are {network.connections} connections, the most allowed"
+        elif of_host >= settings.connections_per_ip_max:
+            reason = f"{host} has {of_host} connections, the most allowed for one address"
+        if reason is not None:
+            self.connections_refused += 1
+            peer = endpoint(host, connection.peer.port)
+            now_ms = int(network.loop.time() * 1_000)
+            self._refusals.write(now_ms, f"{self.name} connection from {peer} refused: {reason}")
+            return False
+        network.connections += 1
+        network.connections_by_ip[host] = of_host + 1
+        network.watch(connection)
+        self.connections.add(connection)
+        self.connections_accepted += 1
+        return True
+
+    def forget(self, connection: Connection) -> None:
+        """Count a connection out; one that was refused was never in."""
+        if connection not in self.connections:
+            return
+        network = self.network
+        self.connections.discard(connection)
+        network.unwatch(connection)
+        network.connections -= 1
+        host = connection.peer.host
+        of_host = network.connections_by_ip[host] - 1
+        if of_host:
+            network.connections_by_ip[host] = of_host
+        else:
+            del network.connections_by_ip[host]
+        if not self.connections:
+            self._emptied.set()
+
+    async def _is_empty(self, within_ms: int) -> bool:
+        if not self.connections:
+            return True
+        self._emptied.clear()
+        try:
+            await asyncio.wait_for(self._emptied.wait(), within_ms / 1_000)
+        except TimeoutError:
+            return False
+        return True

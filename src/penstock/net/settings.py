@@ -1,0 +1,38 @@
+"""What of the network can be set: one slotted value with the defaults of `model/limits.py`, shared by all listeners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.model import limits
+
+
+@dataclass(frozen=True, slots=True)
+class NetSettings:
+    connections_max: int = limits.CONNECTIONS_MAX
+    connections_per_ip_max: int = limits.CONNECTIONS_PER_IP_MAX
+    frame_bytes_max: int = limits.FRAME_BYTES_MAX
+    in_flight_requests_max: int = limits.IN_FLIGHT_REQUESTS_MAX
+    in_flight_bytes_max: int = limits.IN_FLIGHT_BYTES_MAX
+    write_buffer_bytes_high: int = limits.WRITE_BUFFER_BYTES_HIGH
+    frame_deadline_ms: int = limits.FRAME_DEADLINE_MS
+    idle_deadline_ms: int = limits.IDLE_DEADLINE_MS
+    write_deadline_ms: int = limits.WRITE_DEADLINE_MS
+
+    scratch_bytes: int = limits.SCRATCH_BYTES
+    pool_bytes_max: int = 64 * 1024 * 1024
+    """Frame buffers kept for the next large frames; those beyond it go back to the system."""
+
+    sweep_interval_ms: int = 1_000
+    """How often deadlines are checked; a deadline is never early and at most two intervals late."""
+    stop_grace_ms: int = 2_000
+    """How long started answers may take to leave when a listener stops or a connection has to end."""
+    accept_backlog: int = 1_024
+    """Connections that the system holds until they are accepted: all clients come back at once after a restart."""
+
+    uvloop: bool = True
+    sendfile: bool = True
+    sendfile_bytes_min: int = 64 * 1024
+    """Smaller ranges are cheaper to copy than to send by a call of their own."""
+    reader_threads: int = 4
+    """Threads that read cold ranges of log files."""

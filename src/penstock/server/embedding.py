@@ -1,0 +1,168 @@
+"""`with penstock.Broker() as broker:` - a real broker in a child process, for tests, notebooks and scripts.
+
+It listens on a free port of the loopback address, keeps its data in a temporary directory unless told where, and goes when its
+owner goes: the child holds the other end of a pipe and stops when that closes, even if the owner was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+START_S_MAX = 60.0
+STOP_S_MAX = 30.0
+
+
+class BrokerStartFailed(RuntimeError):
+    """The child process ended or said nothing; the text is what it wrote."""
+
+
+class Broker:
+    """A broker process. `bootstrap` is the address for Kafka clients once it is started."""
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | None = None,
+        *,
+        listen: tuple[str, ...] = ("kafka=127.0.0.1:0",),
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        """`settings` are config keys by their dotted names, e.g. {"storage.flush": "os"}."""
+        self._owns_directory = data_dir is None
+        self.data_dir = Path(tempfile.mkdtemp(prefix="penstock-") if data_dir is None else data_dir)
+        self._listen = listen
+        self._settings = dict(settings or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr_path = Path(tempfile.mkstemp(prefix="penstock-", suffix=".log")[1])
+        self.addresses: dict[str, str] = {}
+
+    # ------------------------------------------------------------------------------------------------ life
+
+    def start(self) -> Broker:
+        assert self._process is None, "the broker runs already"
+        command = [sys.executable, "-m", "penstock.server", "--stop-on-eof", "--data-dir", str(self.data_dir)]
+        for listen in self._listen:
+            command += ["--listen", listen]
+        with open(self._stderr_path, "ab") as stderr:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **_environment(self._settings)},
+            )
+        self._wait_until_ready(self._process)
+        # A restarted broker keeps its ports, so that clients find it again.
+        self._listen = tuple(f"{dialect}={address}" for dialect, address in self.addresses.items())
+        return self
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        deadline = time.monotonic() + START_S_MAX
+        self.addresses = {}
+        seen = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while len(self.addresses) < len(self._listen):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    process.kill()
+                    raise self._failed("it did not say that it listens")
+                data = os.read(process.stdout.fileno(), 4096)
+                if not data:
+                    process.wait()
+                    raise self._failed(f"it ended with exit code {process.returncode}")
+                seen += data
+                *lines, seen = seen.split(b"\n")
+                for line in lines:
+                    word, _, rest = line.decode().partition(" ")
+                    dialect, _, address = rest.partition(" ")
+                    if word == "listening":
+                        self.addresses[dialect] = address
+
+    def _failed(self, what: str) -> BrokerStartFailed:
+        self._process = None
+        return BrokerStartFailed(f"the broker did not start: {what}; it wrote:\n{self.log}")
+
+    def stop(self) -> int:
+        """Stop cleanly; the exit code."""
+        process = self._process
+        if process is None:
+            return 0
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.close()
+        try:
+            process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+        self._process = None
+        return process.returncode
+
+    def kill(self) -> None:
+        """kill -9: what a crash looks like."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+        self._process = None
+
+    def restart(self) -> Broker:
+        """Start again on the same ports and data, after `stop` or `kill`; stops first if it still runs."""
+        self.stop()
+        return self.start()
+
+    def close(self) -> None:
+        """Stop and remove what was temporary."""
+        self.stop()
+        if self._owns_directory:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+        self._stderr_path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Broker:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------ asking
+
+    @property
+    def bootstrap(self) -> str:
+        """`host:port` for Kafka clients."""
+        return self.addresses["kafka"]
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the broker does not run"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """What the broker wrote to stderr so far."""
+        return self._stderr_path.read_text(errors="replace")
+
+
+def _environment(settings: Mapping[str, object]) -> dict[str, str]:
+    names = {}
+    for key, value in settings.items():
+        section, _, field = key.partition(".")
+        name = f"PENSTOCK_{section.upper()}__{field.upper()}" if field else f"PENSTOCK_{section.upper()}"
+        names[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return names

@@ -1,0 +1,181 @@
+"""`penstock serve`: start, serve, stop.
+
+Starting opens the data directory and every log, then the listeners, and says `listening DIALECT HOST:PORT` on stdout for
+each. SIGTERM and SIGINT stop it cleanly: no new connections, started answers leave, everything is flushed, exit code 0. What
+cannot be used stops it with one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from penstock.broker.embedded import EmbeddedEngine, EngineSettings
+from penstock.dialects.kafka.service import KafkaService
+from penstock.dialects.kafka.session import KafkaSession
+from penstock.model.errors import BrokerError, StartError
+from penstock.net.listener import Listener
+from penstock.net.loop import loop_factory
+from penstock.net.network import Network
+from penstock.net.session import Peer, Session
+from penstock.net.settings import NetSettings
+from penstock.server import log_format
+from penstock.server.config_schema import Config, address
+from penstock.server.config_schema import Listener as Address
+from penstock.storage.data_directory import DataDirectory
+
+logger = logging.getLogger("penstock.server")
+
+EXIT_UNUSABLE = 2
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread that comes back from fdatasync may wait for the interpreter; Python's 5 ms would be a disk of its own."""
+
+
+class Server:
+    """One broker in this process, on the running loop."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.listeners: list[Listener] = []
+
+    async def start(self) -> None:
+        config = self._config
+        directory = DataDirectory(config.data_dir, open_files_max=config.storage.open_files_max)
+        try:
+            self._engine = EmbeddedEngine(directory, engine_settings(config))
+            self._engine.start()
+        except BaseException:
+            directory.close((), clean=False)
+            raise
+        self._network = Network(net_settings(config))
+        try:
+            for dialect, addresses in config.listeners.items():
+                for at in addresses:
+                    await self._listen(dialect, at)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _listen(self, dialect: str, at: Address) -> None:
+        make_session, bound = DIALECTS[dialect](self._engine, self._config, at)
+        listener = Listener(dialect, at.host, at.port, make_session, self._network)
+        await listener.start()
+        bound(listener.port)
+        self.listeners.append(listener)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(listener.stop() for listener in self.listeners))
+        await self._engine.stop()
+        self._network.close()
+
+
+Bound = Callable[[int], None]
+MakeSession = Callable[[Peer], Session]
+
+
+def _kafka(engine: EmbeddedEngine, config: Config, at: Address) -> tuple[MakeSession, Bound]:
+    host = at.advertised_host or _reachable(at.host)
+    service = KafkaService(engine, host, at.advertised_port or at.port, config.net.frame_bytes_max)
+
+    def bound(port: int) -> None:
+        if not at.advertised_port:
+            service.address = service.address._replace(port=port)
+
+    return lambda peer: KafkaSession(service, peer.host), bound
+
+
+DIALECTS: dict[str, Callable[[EmbeddedEngine, Config, Address], tuple[MakeSession, Bound]]] = {"kafka": _kafka}
+
+
+def _reachable(host: str) -> str:
+    """What to tell clients when nothing is advertised: an address that means "all" is none that they can call."""
+    return socket.gethostname() if host in ("", "0.0.0.0", "::") else host
+
+
+def engine_settings(config: Config) -> EngineSettings:
+    broker, storage = config.broker, config.storage
+    return EngineSettings(
+        node_id=broker.node_id,
+        cluster_id=broker.cluster_id,
+        num_partitions=broker.num_partitions,
+        auto_create_topics=broker.auto_create_topics,
+        delete_topics=broker.delete_topics,
+        transaction_max_timeout_ms=broker.transaction_max_timeout_ms,
+        flush=storage.flush,
+        flush_interval_ms=storage.flush_interval_ms,
+        flush_threads=storage.flush_threads,
+        checkpoint_interval_ms=storage.checkpoint_interval_ms,
+        retention_check_interval_ms=storage.retention_check_interval_ms,
+        topic_defaults=config.topic_defaults,
+    )
+
+
+def net_settings(config: Config) -> NetSettings:
+    net = config.net
+    return NetSettings(
+        connections_max=net.connections_max,
+        connections_per_ip_max=net.connections_per_ip_max,
+        frame_bytes_max=net.frame_bytes_max,
+        in_flight_bytes_max=net.in_flight_bytes_max,
+        frame_deadline_ms=net.frame_deadline_ms,
+        idle_deadline_ms=net.idle_deadline_ms,
+        write_deadline_ms=net.write_deadline_ms,
+        uvloop=net.uvloop,
+        sendfile=net.sendfile,
+    )
+
+
+def run(config: Config, *, stop_on_eof: bool = False) -> int:
+    """Serve until told to stop; the exit code."""
+    log_format.configure(config.log.level, config.log.format)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        with asyncio.Runner(loop_factory=loop_factory(config.net.uvloop)) as runner:
+            runner.run(_serve(config, stop_on_eof=stop_on_eof))
+    except (StartError, BrokerError) as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
+    return 0
+
+
+async def _serve(config: Config, *, stop_on_eof: bool) -> None:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, stopping.set)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopping.set))
+    server = Server(config)
+    await server.start()
+    for listener in server.listeners:
+        print(f"listening {listener.name} {address(listener.host, listener.port)}", flush=True)
+    # What start-up made lives as long as the process: the collector need not walk it again.
+    gc.collect()
+    gc.freeze()
+    if stop_on_eof:
+        _stop_on_eof(loop, stopping)
+    await stopping.wait()
+    logger.info("stopping")
+    await server.stop()
+    logger.info("stopped")
+
+
+def _stop_on_eof(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+    """Stop when whoever holds our standard input is gone: an embedded broker does not outlive its owner."""
+
+    def readable() -> None:
+        with contextlib.suppress(OSError):
+            if os.read(sys.stdin.fileno(), 4096):
+                return
+        loop.remove_reader(sys.stdin.fileno())
+        stopping.set()
+
+    loop.add_reader(sys.stdin.fileno(), readable)

@@ -1,0 +1,371 @@
+"""A partition's log: the segments, in order, and the offsets that bound what may be read.
+
+    log start offset <= flushed offset <= log end offset
+    high watermark = flushed offset, or the log end offset where the flush policy promises nothing
+
+States: *online*; *full* is no state (a write that found no room is cut back, answered with an error, and the next one may
+succeed); *failed* (a disk error: nothing is appended or flushed any more until the broker starts again, what was flushed
+can still be read); *offline* (recovery found damage before the recovery point: neither read nor written).
+
+Promises: offsets are dense and never given twice; state changes only after the whole write returned; nothing below the high
+watermark changes, except that retention and delete-records move the log start offset up.
+
+The log does not check batches, knows no producers and waits for nothing: the broker's partition does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from penstock.model.chunks import FileRange
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.topic_config import TopicConfig
+from penstock.records.batch import Batch
+from penstock.storage.epochs import LeaderEpochs
+from penstock.storage.files import Disk, DiskFailed, DiskFull, FileCache, LogFile
+from penstock.storage.segment import RELATIVE_OFFSET_MAX, Place, Segment, file_name
+
+PLACES_REMEMBERED = 64
+"""Recent batch starts by offset: a consumer that follows the log asks for exactly one of these next."""
+
+
+class FlushJob:
+    """What has to reach the disk so that everything below `offset` is safe. Carried to a flusher thread and back."""
+
+    __slots__ = ("directory", "error", "files", "log", "offset", "position", "segment")
+
+    def __init__(self, log: PartitionLog, files: list[LogFile], directory: Path | None) -> None:
+        self.log = log
+        self.files = files
+        self.directory = directory
+        """Set when a file was created or renamed: its entry must survive too."""
+        self.offset = log.log_end_offset
+        self.segment = log.active
+        self.position = log.active.size
+        self.error: DiskFailed | None = None
+
+    def run(self, disk: Disk) -> None:
+        """On a flusher thread: only system calls."""
+        try:
+            if self.directory is not None:
+                disk.sync_directory(self.directory)
+            for file in self.files:
+                disk.sync(file)
+        except DiskFailed as error:
+            self.error = error
+
+
+class PartitionLog:
+    __slots__ = (
+        "_directory_dirty",
+        "_disk",
+        "_files",
+        "_places",
+        "_unsynced",
+        "active",
+        "config",
+        "directory",
+        "doomed",
+        "epochs",
+        "failure",
+        "flush_under_way",
+        "flushed_offset",
+        "flushed_position",
+        "flushed_segment",
+        "leader_epoch",
+        "log_end_offset",
+        "log_start_offset",
+        "name",
+        "on_roll",
+        "segments",
+    )
+
+    def __init__(
+        self,
+        disk: Disk,
+        files: FileCache,
+        directory: Path,
+        config: TopicConfig,
+        segments: list[Segment],
+        log_start_offset: int,
+        log_end_offset: int,
+        leader_epoch: int,
+    ) -> None:
+        assert segments, "a log has at least its active segment"
+        self._disk = disk
+        self._files = files
+        self.directory = directory
+        self.name = directory.name
+        self.config = config
+        self.segments = segments
+        self.active = segments[-1]
+        self.log_start_offset = log_start_offset
+        self.log_end_offset = log_end_offset
+        self.leader_epoch = leader_epoch
+        self.epochs = LeaderEpochs(disk, directory)
+        self.flushed_offset = log_end_offset
+        self.flushed_segment = self.active
+        self.flushed_position = self.active.size
+        self.flush_under_way = False
+        self.failure: DiskFailed | None = None
+        self.doomed: list[tuple[int, Path]] = []
+        """Deleted files and when to unlink them (file.delete.delay.ms)."""
+        self.on_roll: Callable[[], None] | None = None
+        self._unsynced: list[LogFile] = []
+        self._directory_dirty = False
+        self._places: dict[int, tuple[Segment, int, int]] = {}
+
+    # ------------------------------------------------------------------------------------------------ appending
+
+    def append(self, batches: Sequence[Batch], now_ms: int) -> int:
+        """Append batches that are placed from the log end on; how many were written (all, or those before an error).
+
+        Raises BrokerError STORAGE_ERROR when not even the first could be.
+        """
+        if self.failure is not None:
+            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name} is read-only after a disk error: {self.failure}")
+        total = 0
+        for batch in batches:
+            total += batch.size
+        if self._fits(total, batches[-1], now_ms):
+            self._append_part(batches, total, now_ms)
+            return len(batches)
+        return self._append_over_segments(batches, now_ms)
+
+    def _fits(self, total: int, last: Batch, now_ms: int) -> bool:
+        active = self.active
+        size = active.size
+        if size == 0:
+            return total <= self.config.segment_bytes
+        return (
+            size + total <= self.config.segment_bytes
+            and now_ms - active.created_ms < self.config.segment_ms
+            and last.last_offset - active.base_offset <= RELATIVE_OFFSET_MAX
+            and size // self.config.index_interval_bytes < self.config.segment_index_bytes // 8
+        )
+
+    def _append_over_segments(self, batches: Sequence[Batch], now_ms: int) -> int:
+        done = 0
+        while done < len(batches):
+            try:
+                if self.active.size and not self._fits(batches[done].size, batches[done], now_ms):
+                    self.roll()
+                end = done + 1
+                total = batches[done].size
+                while end < len(batches) and self._fits(total + batches[end].size, batches[end], now_ms):
+                    total += batches[end].size
+                    end += 1
+                self._append_part(batches[done:end], total, now_ms)
+            except BrokerError:
+                if done == 0:
+                    raise
+                break
+            done = end
+        return done
+
+    def _append_part(self, batches: Sequence[Batch], total: int, now_ms: int) -> None:
+        active = self.active
+        first = batches[0]
+        if first.leader_epoch > self.leader_epoch or self.log_end_offset == 0:
+            self._begin_epoch(first.leader_epoch)
+        position = active.size
+        try:
+            active.append(batches, total, self.config.index_interval_bytes)
+        except DiskFull as error:
+            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: no room on the disk: {error}") from error
+        except DiskFailed as error:
+            self.fail(error)
+            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: {error}") from error
+        if active.created_ms < 0:
+            active.created_ms = now_ms
+        self.log_end_offset = batches[-1].base_offset + batches[-1].last_offset_delta + 1
+        places = self._places
+        places[first.base_offset] = (active, position, first.size)
+        if len(places) > PLACES_REMEMBERED:
+            del places[next(iter(places))]
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self.epochs.assign(epoch, self.log_end_offset)
+        self.leader_epoch = epoch
+
+    def roll(self) -> None:
+        """Close the active segment and begin one at the log end."""
+        try:
+            old = self.active
+            for path, entries in old.index_tail(self.log_end_offset, closing=True):
+                self._disk.append_to(path, entries)
+            self._unsynced.append(old.file)
+            new = Segment(self._disk, self._files, self.directory, self.log_end_offset)
+            self._files.create(new.path)
+        except DiskFailed as error:
+            self.fail(error)
+            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: {error}") from error
+        except OSError as error:
+            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: cannot begin a segment: {error}") from error
+        old.offsets.forget()
+        old.times.forget()
+        self._directory_dirty = True
+        self.segments.append(new)
+        self.active = new
+        if self.on_roll is not None:
+            self.on_roll()
+
+    def fail(self, error: DiskFailed) -> None:
+        """The disk cannot be trusted: read-only until the next start, and everybody is told."""
+        if self.failure is None:
+            self.failure = error
+
+    # ------------------------------------------------------------------------------------------------ flushing
+
+    @property
+    def dirty(self) -> bool:
+        return self.flushed_offset < self.log_end_offset
+
+    def begin_flush(self) -> FlushJob | None:
+        """The work that makes everything appended so far safe; None when there is none or some is under way."""
+        if self.flush_under_way or self.failure is not None or not self.dirty:
+            return None
+        files, self._unsynced = self._unsynced, []
+        files.append(self.active.file)
+        directory = self.directory if self._directory_dirty else None
+        self._directory_dirty = False
+        self.flush_under_way = True
+        return FlushJob(self, files, directory)
+
+    def end_flush(self, job: FlushJob) -> None:
+        self.flush_under_way = False
+        if job.error is not None:
+            self.fail(job.error)
+            return
+        if job.offset > self.flushed_offset:
+            self.flushed_offset = job.offset
+            self.flushed_segment = job.segment
+            self.flushed_position = job.position
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def segment_at(self, offset: int) -> int:
+        """Index of the segment that may hold `offset`."""
+        return max(0, bisect_right(self.segments, offset, key=_base_offset) - 1)
+
+    def locate(self, offset: int) -> tuple[Segment, Place] | None:
+        """The first batch whose last offset is at or past `offset`; None past the end. Raises Cold."""
+        for segment in self.segments[self.segment_at(offset) :]:
+            place = segment.locate(offset, segment.size)
+            if place is not None:
+                return segment, place
+        return None
+
+    def read(self, offset: int, max_bytes: int, upper: int, *, one_batch: bool) -> FileRange | None:
+        """Whole batches' bytes from the one that holds `offset`, up to offset `upper`, in one range of one file.
+
+        The range may end inside a batch, as Kafka's does, but not inside the first when `one_batch` asks for it. None
+        when nothing fits. Raises Cold when a header is not in memory.
+        """
+        if offset >= upper:
+            return None
+        found = self._places.get(offset)
+        if found is not None:
+            segment, position, first_size = found
+        else:
+            located = self.locate(offset)
+            if located is None:
+                return None
+            segment, place = located
+            if place.base_offset >= upper:
+                return None
+            position, first_size = place.position, place.size
+        length = self._end_position(segment, upper) - position
+        if length <= 0:
+            return None
+        if length > max_bytes:
+            length = max(max_bytes, first_size) if one_batch else max_bytes
+            if length < first_size:
+                return None
+        return segment.range(position, length)
+
+    def _end_position(self, segment: Segment, upper: int) -> int:
+        """Where in `segment` the batches below offset `upper` end."""
+        if upper >= self.log_end_offset:
+            return segment.size
+        if upper == self.flushed_offset:
+            if segment is self.flushed_segment:
+                return self.flushed_position
+            if segment.base_offset < self.flushed_segment.base_offset:
+                return segment.size
+            return 0
+        at = self.segments.index(segment)
+        if at + 1 < len(self.segments) and self.segments[at + 1].base_offset <= upper:
+            return segment.size
+        place = segment.locate(upper, segment.size)
+        return segment.size if place is None else place.position
+
+    def headers(self, offset: int) -> Iterator[tuple[Segment, int, Batch]]:
+        """Every batch header from the one that holds `offset` on, waiting for the disk: for loading, not for serving."""
+        for segment in self.segments[self.segment_at(offset) :]:
+            start = segment.locate(max(offset, segment.base_offset), segment.size, wait=True)
+            if start is not None:
+                for position, batch in segment.headers(start.position, segment.size):
+                    yield segment, position, batch
+
+    def find_timestamp(self, timestamp_ms: int) -> tuple[Segment, Place] | None:
+        """The first batch that has a record at or after `timestamp_ms`. Raises Cold."""
+        for segment in self.segments:
+            if segment.largest_timestamp() < timestamp_ms:
+                continue
+            place = segment.first_batch_at_or_after(timestamp_ms, segment.size)
+            if place is not None and place.last_offset >= self.log_start_offset:
+                return segment, place
+        return None
+
+    # ------------------------------------------------------------------------------------------------ deleting
+
+    def advance_start(self, offset: int, now_ms: int) -> None:
+        """Delete-records: nothing below `offset` is read any more; whole segments below it go."""
+        if offset <= self.log_start_offset:
+            return
+        self.log_start_offset = min(offset, self.log_end_offset)
+        self.drop_segments(self._count_below_start(), now_ms)
+        self.epochs.cut_start(self.log_start_offset)
+
+    def _count_below_start(self) -> int:
+        count = 0
+        while count + 1 < len(self.segments) and self.segments[count + 1].base_offset <= self.log_start_offset:
+            count += 1
+        return count
+
+    def drop_segments(self, count: int, now_ms: int) -> int:
+        """Let the first `count` segments go, never the active one; bytes freed. They are unlinked a little later."""
+        count = min(count, len(self.segments) - 1)
+        if count <= 0:
+            return 0
+        gone, self.segments = self.segments[:count], self.segments[count:]
+        self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
+        self._places = {at: place for at, place in self._places.items() if place[0] not in gone}
+        delete_at = now_ms + self.config.file_delete_delay_ms
+        for segment in gone:
+            self._files.forget(segment.paths())
+            for path in [*segment.paths(), self.directory / file_name(segment.base_offset, ".snapshot")]:
+                if self._disk.exists(path):
+                    doomed = path.with_name(path.name + ".deleted")
+                    self._disk.rename(path, doomed)
+                    self.doomed.append((delete_at, doomed))
+        self._directory_dirty = True
+        self.epochs.cut_start(self.log_start_offset)
+        return sum(segment.size for segment in gone)
+
+    def sweep_doomed(self, now_ms: int) -> None:
+        due = [path for at, path in self.doomed if at <= now_ms]
+        self.doomed = [entry for entry in self.doomed if entry[0] > now_ms]
+        for path in due:
+            self._disk.remove(path)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset

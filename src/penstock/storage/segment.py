@@ -1,0 +1,241 @@
+"""A segment: one `.log` file of whole batches with its two indexes, named by the offset it begins at.
+
+A segment knows where things lie in its file. It does not know what is committed, when to roll or what to delete: the log
+does. Reading a header is the only look it takes at the bytes; everything that might wait for the disk raises Cold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.model.chunks import FileRange
+from penstock.records.batch import HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, NO_TIMESTAMP, Batch
+from penstock.storage.files import Disk, DiskFailed, FileCache, LogFile
+from penstock.storage.sparse_index import IndexDamaged, OffsetIndex, TimeIndex
+
+RELATIVE_OFFSET_MAX = 2**31 - 1
+WALK_BYTES = 8 * 1024
+"""One read of a walk over headers: an index interval of small batches."""
+
+Reader = Callable[[LogFile, int, int], bytes | memoryview]
+
+
+def file_name(base_offset: int, suffix: str) -> str:
+    return f"{base_offset:020d}{suffix}"
+
+
+class Place(NamedTuple):
+    """Where a batch lies in its segment."""
+
+    position: int
+    size: int
+    base_offset: int
+    last_offset: int
+    max_timestamp: int
+    leader_epoch: int
+
+
+class Segment:
+    __slots__ = (
+        "_bytes_since_index",
+        "_disk",
+        "_files",
+        "base_offset",
+        "created_ms",
+        "max_timestamp",
+        "max_timestamp_offset",
+        "offsets",
+        "path",
+        "size",
+        "times",
+    )
+
+    def __init__(self, disk: Disk, files: FileCache, directory: Path, base_offset: int, size: int = 0) -> None:
+        self._disk = disk
+        self._files = files
+        self.base_offset = base_offset
+        self.path = directory / file_name(base_offset, ".log")
+        self.offsets = OffsetIndex(disk, directory / file_name(base_offset, ".index"))
+        self.times = TimeIndex(disk, directory / file_name(base_offset, ".timeindex"))
+        self.size = size
+        self.created_ms = -1
+        """Wall clock of the first append: what segment.ms counts from; -1 while empty or not known."""
+        self.max_timestamp = NO_TIMESTAMP
+        self.max_timestamp_offset = base_offset
+        self._bytes_since_index = 0
+
+    def __repr__(self) -> str:
+        return f"Segment({self.path.parent.name}/{self.path.name}, {self.size} bytes)"
+
+    @property
+    def file(self) -> LogFile:
+        return self._files.open(self.path)
+
+    def paths(self) -> list[Path]:
+        return [self.path, self.offsets.path, self.times.path, self.path.with_suffix(".txnindex")]
+
+    # ------------------------------------------------------------------------------------------------ writing
+
+    def append(self, batches: Sequence[Batch], total: int, index_interval_bytes: int) -> None:
+        """Write the batches in one go; the state changes only when all of it is written."""
+        if len(batches) == 1:
+            self._disk.write_at(self.file, self.size, (batches[0].view,), total)
+        else:
+            self._disk.write_at(self.file, self.size, [batch.view for batch in batches], total)
+        position = self.size
+        since = self._bytes_since_index
+        for batch in batches:
+            last_offset = batch.base_offset + batch.last_offset_delta
+            if batch.max_timestamp > self.max_timestamp:
+                self.max_timestamp = batch.max_timestamp
+                self.max_timestamp_offset = last_offset
+            if since >= index_interval_bytes:
+                self.offsets.add(last_offset - self.base_offset, position)
+                self.times.add(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
+                since = 0
+            position += batch.size
+            since += batch.size
+        self._bytes_since_index = since
+        self.size = position
+
+    def note_recovered(self, place: Place, index_interval_bytes: int) -> None:
+        """Take a batch that recovery found in the file into size, timestamps and indexes."""
+        if place.max_timestamp > self.max_timestamp:
+            self.max_timestamp = place.max_timestamp
+            self.max_timestamp_offset = place.last_offset
+        if self._bytes_since_index >= index_interval_bytes:
+            self.offsets.add(place.last_offset - self.base_offset, place.position)
+            self.times.add(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
+            self._bytes_since_index = 0
+        self._bytes_since_index += place.size
+        self.size = place.position + place.size
+
+    def index_tail(self, offset_end: int, *, closing: bool = False) -> list[tuple[Path, bytes]]:
+        """Index entries below `offset_end` that are not in the files yet, to be appended to them."""
+        if closing and self.max_timestamp != NO_TIMESTAMP:
+            self.times.add(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
+        relative_end = min(offset_end - self.base_offset, RELATIVE_OFFSET_MAX + 1)
+        if relative_end <= 0:
+            return []
+        parts = [
+            (self.offsets.path, self.offsets.take_tail(relative_end)),
+            (self.times.path, self.times.take_tail(relative_end)),
+        ]
+        return [part for part in parts if part[1]]
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def range(self, position: int, length: int) -> FileRange:
+        return FileRange(self.file, position, length)
+
+    def locate(self, offset: int, end: int, *, wait: bool = False) -> Place | None:
+        """The first batch whose last offset is at or past `offset`, below file position `end`; None past the end."""
+        walk = self.walk_slowly if wait else self.walk
+        position = self._indexed_position(offset, end, walk)
+        return next((place for place in walk(position, end) if place.last_offset >= offset), None)
+
+    def _indexed_position(self, offset: int, end: int, walk: Callable[[int, int], Iterator[Place]]) -> int:
+        """Where to begin walking to `offset`: what the index says, if the log agrees; else the index is made again."""
+        try:
+            relative_offset, position = self.offsets.floor(offset - self.base_offset)
+            if position == 0:
+                return 0
+            if position + HEADER_BYTES <= end:
+                found = next(walk(position, position + HEADER_BYTES))
+                if found.last_offset == self.base_offset + relative_offset:
+                    return position
+        except (IndexDamaged, DiskFailed):
+            pass
+        self.rebuild_indexes(end)
+        return self.offsets.floor(offset - self.base_offset)[1]
+
+    def walk(self, position: int, end: int) -> Iterator[Place]:
+        """Header by header from `position`, which is the start of a batch, to `end`. Raises Cold and DiskFailed."""
+        return self._walk(position, end, self._disk.read_now)
+
+    def walk_slowly(self, position: int, end: int) -> Iterator[Place]:
+        """As `walk`, but waits for the disk."""
+        return self._walk(position, end, self._disk.read_at)
+
+    def _walk(self, position: int, end: int, read: Reader) -> Iterator[Place]:
+        for at, header in self._headers(position, end, read):
+            base_offset, length, epoch, _, _, _, delta, _, max_timestamp, *_ = HEADER.unpack_from(header)
+            yield Place(
+                at, length + LENGTH_PREFIX_BYTES, base_offset, base_offset + delta, max_timestamp, epoch
+            )
+
+    def headers(self, position: int, end: int) -> Iterator[tuple[int, Batch]]:
+        """Each batch's header with its position, waiting for the disk."""
+        for at, header in self._headers(position, end, self._disk.read_at):
+            yield at, Batch.of_header(header)
+
+    def _headers(self, position: int, end: int, read: Reader) -> Iterator[tuple[int, memoryview]]:
+        file = self.file
+        window = memoryview(b"")
+        window_start = position
+        while position + HEADER_BYTES <= end:
+            at = position - window_start
+            if at + HEADER_BYTES > len(window):
+                window = memoryview(read(file, position, min(WALK_BYTES, end - position)))
+                window_start, at = position, 0
+                if len(window) < HEADER_BYTES:
+                    raise DiskFailed(0, f"{self.path}: the file ends at {position + len(window)}, expected {end}")
+            base_offset, length, _, magic, _, _, delta, *_ = HEADER.unpack_from(window, at)
+            size = length + LENGTH_PREFIX_BYTES
+            if magic != MAGIC or size < HEADER_BYTES or delta < 0 or base_offset < self.base_offset:
+                raise DiskFailed(0, f"{self.path}: no batch header at {position}")
+            yield position, window[at : at + HEADER_BYTES]
+            position += size
+
+    def read_batch(self, place: Place) -> bytes:
+        """The whole batch, waiting for the disk if need be."""
+        data = self._disk.read_at(self.file, place.position, place.size)
+        if len(data) < place.size:
+            raise DiskFailed(0, f"{self.path}: batch at {place.position} is cut off")
+        return data
+
+    def largest_timestamp(self) -> int:
+        """Of all its records; -1 if none has one. Closed segments know it from their time index."""
+        if self.max_timestamp == NO_TIMESTAMP and self.size:
+            last = None
+            try:
+                last = self.times.last()
+            except IndexDamaged:
+                self.rebuild_indexes(self.size)
+            if last is None:
+                for place in self.walk_slowly(0, self.size):
+                    if place.max_timestamp > self.max_timestamp:
+                        self.max_timestamp, self.max_timestamp_offset = place.max_timestamp, place.last_offset
+            else:
+                self.max_timestamp, self.max_timestamp_offset = last[0], self.base_offset + last[1]
+        return self.max_timestamp
+
+    def first_batch_at_or_after(self, timestamp_ms: int, end: int) -> Place | None:
+        """The first batch with a record at or after the timestamp, in offset order."""
+        try:
+            _, relative_offset = self.times.floor(timestamp_ms - 1)
+        except IndexDamaged:
+            self.rebuild_indexes(end)
+            relative_offset = 0
+        start = self.locate(self.base_offset + relative_offset, end)
+        if start is None:
+            return None
+        for place in self.walk(start.position, end):
+            if place.max_timestamp >= timestamp_ms:
+                return place
+        return None
+
+    def rebuild_indexes(self, end: int, index_interval_bytes: int = 4096) -> None:
+        """Make both indexes again from the log itself."""
+        self.offsets.clear()
+        self.times.clear()
+        self._bytes_since_index = 0
+        self.max_timestamp = NO_TIMESTAMP
+        size = self.size
+        for place in self.walk_slowly(0, end):
+            self.note_recovered(place, index_interval_bytes)
+        self.size = size
+
+

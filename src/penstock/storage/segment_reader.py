@@ -1,0 +1,182 @@
+"""Reading segment files from outside the broker: the batches of a `.log` file one after the other, CRC checked.
+
+For tools and pipelines that look at a data directory, also one of another program in Kafka's layout. It opens files
+read-only, takes no lock and trusts no index. A file that a broker is writing is read as far as it went when the scan
+began; what a crash or a half-done write left at the end is no batch, and the scan says where that begins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from penstock.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, Batch
+
+CHUNK_BYTES = 1024 * 1024
+
+_LENGTH_AT = 8
+_MAGIC_AT = 16
+_LENGTH = struct.Struct(">i")
+_INDEX_ENTRY = struct.Struct(">ii")
+_TIME_INDEX_ENTRY = struct.Struct(">qi")
+_LOG_NAME = re.compile(r"\d{20}\.log")
+
+
+class Damage(NamedTuple):
+    """Where the sound batches of a file end before the file does."""
+
+    position: int
+    bytes_left: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"at position {self.position}: {self.reason} ({self.bytes_left} bytes from there to the end)"
+
+
+class SegmentScan:
+    """The batches of one file with their positions. After the iteration `damage` says whether it ended early, and why.
+
+    Batches keep their bytes alive and may be kept; each holds on to the chunk that it was read with.
+    """
+
+    def __init__(self, path: Path, start_position: int = 0) -> None:
+        self.path = path
+        self.start_position = start_position
+        self.end_position = start_position
+        """Behind the last sound batch so far."""
+        self.damage: Damage | None = None
+
+    def __iter__(self) -> Iterator[tuple[int, Batch]]:
+        self.end_position = self.start_position
+        self.damage = None
+        next_offset = base_offset_of(self.path)
+        with self.path.open("rb", buffering=0) as file:
+            file_end = os.fstat(file.fileno()).st_size
+            chunk, chunk_start = memoryview(b""), self.start_position
+            while self.end_position < file_end:
+                position = self.end_position
+                left = file_end - position
+                rest = chunk[position - chunk_start :]
+                if not _is_whole(rest):
+                    rest = _read(file, position, min(CHUNK_BYTES, left))
+                    if not _is_whole(rest) and len(rest) >= HEADER_BYTES:
+                        rest = _read(file, position, min(max(_size(rest), HEADER_BYTES), left))
+                    chunk, chunk_start = rest, position
+                found = _check(rest, left, next_offset)
+                if isinstance(found, str):
+                    self.damage = Damage(position, left, found)
+                    return
+                self.end_position = position + found.size
+                next_offset = found.next_offset
+                yield position, found
+
+
+def _check(view: memoryview, left: int, next_offset: int) -> Batch | str:
+    """The sound batch at the start of `view`, or what is wrong with it; `left` is what the file has from there."""
+    if len(view) < HEADER_BYTES:
+        return f"{len(view)} bytes are too few for a batch"
+    size = _size(view)
+    if view[_MAGIC_AT] != MAGIC:
+        return f"magic {view[_MAGIC_AT]} is not that of a record batch ({MAGIC})"
+    if size < HEADER_BYTES:
+        return f"batch length {size - LENGTH_PREFIX_BYTES} is too small"
+    if size > left:
+        return f"a batch of {size} bytes is cut off"
+    if size > len(view):
+        return "the file became shorter while it was read"
+    batch = Batch(view[:size])
+    if not batch.crc_is_right():
+        return "the CRC does not fit the batch"
+    if batch.base_offset < next_offset or batch.last_offset_delta < 0:
+        return f"base offset {batch.base_offset} where {next_offset} or more is due"
+    return batch
+
+
+def read_segment(path: Path, start_position: int = 0) -> SegmentScan:
+    """Iterate over the `(position, batch)` of a `.log` file, from a position where a batch begins."""
+    return SegmentScan(path, start_position)
+
+
+def list_segments(partition_dir: Path) -> list[Path]:
+    """The `.log` files of a partition's folder, oldest first."""
+    return sorted(path for path in partition_dir.iterdir() if _LOG_NAME.fullmatch(path.name) and path.is_file())
+
+
+def list_partitions(data_dir: Path) -> list[Path]:
+    """The folders of a data directory that hold segments: `<topic>-<partition>`, in that order."""
+
+    def order(path: Path) -> tuple[str, int]:
+        topic, _, number = path.name.rpartition("-")
+        return topic, int(number)
+
+    folders = (path for path in data_dir.iterdir() if re.fullmatch(r".+-\d+", path.name) and path.is_dir())
+    return sorted((path for path in folders if list_segments(path)), key=order)
+
+
+def base_offset_of(path: Path) -> int:
+    """The offset that the file's name says it begins at; 0 for a file with another name."""
+    return int(path.stem) if path.stem.isdecimal() else 0
+
+
+def check_indexes(path: Path, batches: Iterable[tuple[int, int, int]]) -> list[str]:
+    """What is wrong with the indexes beside a `.log` file; `batches` are (position, base offset, last offset) of all.
+
+    Entries that a broker has yet to write are not missed: an index is a cache, and every entry may be absent.
+    """
+    base_offset = base_offset_of(path)
+    at = {position: (first, last) for position, first, last in batches}
+    problems: list[str] = []
+    for relative, position in _entries(path.with_suffix(".index"), _INDEX_ENTRY, problems):
+        if position == relative == 0:
+            continue  # Kafka fills the file of the active segment with zeros
+        first, last = at.get(position, (-1, -1))
+        if not first <= base_offset + relative <= last:
+            problems.append(
+                f"{path.stem}.index: offset {base_offset + relative} is not in a batch at position {position}"
+            )
+    last_timestamp = -1
+    log_end = max((last for _, last in at.values()), default=-1)
+    for timestamp, relative in _entries(path.with_suffix(".timeindex"), _TIME_INDEX_ENTRY, problems):
+        if timestamp == relative == 0:
+            continue
+        if timestamp < last_timestamp:
+            problems.append(f"{path.stem}.timeindex: timestamp {timestamp} after {last_timestamp}")
+        if not base_offset <= base_offset + relative <= log_end:
+            problems.append(f"{path.stem}.timeindex: offset {base_offset + relative} is not in the segment")
+        last_timestamp = timestamp
+    return problems
+
+
+def _entries(path: Path, form: struct.Struct, problems: list[str]) -> Iterable[tuple[int, ...]]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    if len(data) % form.size:
+        problems.append(f"{path.name}: {len(data)} bytes are not whole entries of {form.size}")
+        data = data[: len(data) - len(data) % form.size]
+    return form.iter_unpack(data)
+
+
+def _is_whole(view: memoryview) -> bool:
+    """Whether a batch that begins at the start of `view` ends in it."""
+    return len(view) >= HEADER_BYTES and HEADER_BYTES <= _size(view) <= len(view)
+
+
+def _size(view: memoryview) -> int:
+    length: int = _LENGTH.unpack_from(view, _LENGTH_AT)[0]
+    return length + LENGTH_PREFIX_BYTES
+
+
+def _read(file: BinaryIO, position: int, length: int) -> memoryview:
+    """`length` bytes, or as many as there are: a plain read may give less than asked."""
+    file.seek(position)
+    parts = []
+    while length > 0 and (part := file.read(length)):
+        parts.append(part)
+        length -= len(part)
+    return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))

@@ -1,0 +1,215 @@
+"""The two sparse indexes of a segment, in Kafka's file formats.
+
+`.index`: i32 relative offset, i32 position; an entry names the last offset of a batch and where that batch begins.
+`.timeindex`: i64 timestamp, i32 relative offset; the largest timestamp so far and the offset that carries it.
+
+They are caches of the log: entries wait in memory (`tail`) and are appended to the file when a recovery point is written
+or the segment is closed; the file is loaded only when somebody looks something up; what does not fit the segment raises
+IndexDamaged and is rebuilt from the log. Offsets here are relative to the segment's base offset.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_right
+from pathlib import Path
+
+from penstock.storage.files import Disk
+
+_TIME_ENTRY = struct.Struct(">qi")
+_SWAP = sys.byteorder == "little"
+
+
+class IndexDamaged(ValueError):
+    """The file does not fit the segment it belongs to."""
+
+
+class OffsetIndex:
+    """Relative offset to position. `array`s, so a million entries are eight megabytes."""
+
+    __slots__ = ("_disk", "_loaded", "_tail_offsets", "_tail_positions", "path")
+
+    ENTRY_BYTES = 8
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk = disk
+        self.path = path
+        self._loaded: tuple[array[int], array[int]] | None = None
+        self._tail_offsets: array[int] = array("I")
+        self._tail_positions: array[int] = array("I")
+
+    def add(self, relative_last_offset: int, position: int) -> None:
+        self._tail_offsets.append(relative_last_offset)
+        self._tail_positions.append(position)
+
+    def floor(self, relative_offset: int) -> tuple[int, int]:
+        """The last entry at or below `relative_offset`, else (0, 0): the start of the segment."""
+        tail = self._tail_offsets
+        if tail and relative_offset >= tail[0]:
+            at = bisect_right(tail, relative_offset) - 1
+            return tail[at], self._tail_positions[at]
+        offsets, positions = self._load()
+        at = bisect_right(offsets, relative_offset) - 1
+        return (offsets[at], positions[at]) if at >= 0 else (0, 0)
+
+    def last(self) -> tuple[int, int] | None:
+        if self._tail_offsets:
+            return self._tail_offsets[-1], self._tail_positions[-1]
+        offsets, positions = self._load()
+        return (offsets[-1], positions[-1]) if offsets else None
+
+    def take_tail(self, relative_offset_end: int) -> bytes:
+        """The waiting entries below `relative_offset_end` in file form; they count as stored from now on."""
+        count = bisect_right(self._tail_offsets, relative_offset_end - 1)
+        if count == 0:
+            return b""
+        offsets, positions = self._tail_offsets[:count], self._tail_positions[:count]
+        if self._loaded is not None:
+            self._loaded[0].extend(offsets)
+            self._loaded[1].extend(positions)
+        del self._tail_offsets[:count]
+        del self._tail_positions[:count]
+        pairs = array("I", bytes(8 * count))
+        pairs[0::2] = offsets
+        pairs[1::2] = positions
+        if _SWAP:
+            pairs.byteswap()
+        return pairs.tobytes()
+
+    def _load(self) -> tuple[array[int], array[int]]:
+        if self._loaded is None:
+            self._loaded = self._read_file()
+        return self._loaded
+
+    def _read_file(self) -> tuple[array[int], array[int]]:
+        try:
+            data = self._disk.read_whole(self.path)
+        except FileNotFoundError:
+            return array("I"), array("I")
+        if len(data) % self.ENTRY_BYTES:
+            raise IndexDamaged(f"{self.path}: {len(data)} bytes are not whole entries")
+        pairs = array("I", data)
+        if _SWAP:
+            pairs.byteswap()
+        offsets, positions = pairs[0::2], pairs[1::2]
+        for values in (offsets, positions):
+            if any(map(int.__ge__, values, values[1:])):
+                raise IndexDamaged(f"{self.path}: entries do not rise")
+        return offsets, positions
+
+    def forget(self) -> None:
+        """Drop what was loaded; the next look-up reads the file again."""
+        self._loaded = None
+
+    def check(self, segment_bytes: int) -> None:
+        """Raise IndexDamaged when the file has entries that cannot belong to a segment of that size."""
+        last = self.last()
+        if last is not None and last[1] >= segment_bytes:
+            raise IndexDamaged(f"{self.path}: last entry points at {last[1]}, the segment has {segment_bytes} bytes")
+
+    def cut(self, relative_offset_end: int) -> None:
+        """Forget every entry at or past `relative_offset_end`, in the file too."""
+        offsets, positions = self._load()
+        keep = bisect_right(offsets, relative_offset_end - 1)
+        if keep < len(offsets):
+            del offsets[keep:]
+            del positions[keep:]
+            self._rewrite(offsets, positions)
+        del self._tail_offsets[:]
+        del self._tail_positions[:]
+
+    def clear(self) -> None:
+        self._loaded = array("I"), array("I")
+        del self._tail_offsets[:]
+        del self._tail_positions[:]
+        self._disk.replace_whole(self.path, b"", durable=False)
+
+    def _rewrite(self, offsets: array[int], positions: array[int]) -> None:
+        pairs = array("I", bytes(8 * len(offsets)))
+        pairs[0::2] = offsets
+        pairs[1::2] = positions
+        if _SWAP:
+            pairs.byteswap()
+        self._disk.replace_whole(self.path, pairs.tobytes(), durable=False)
+
+
+class TimeIndex:
+    """Timestamp to relative offset: every record later than an entry's timestamp comes after its offset."""
+
+    __slots__ = ("_disk", "_loaded", "_tail", "path")
+
+    ENTRY_BYTES = 12
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk = disk
+        self.path = path
+        self._loaded: list[tuple[int, int]] | None = None
+        self._tail: list[tuple[int, int]] = []
+
+    def add(self, timestamp_ms: int, relative_offset: int) -> None:
+        """Only rising timestamps are kept; Kafka does the same."""
+        last = self._tail[-1] if self._tail else None
+        if last is None or timestamp_ms > last[0]:
+            self._tail.append((timestamp_ms, relative_offset))
+
+    def floor(self, timestamp_ms: int) -> tuple[int, int]:
+        """The last entry with a timestamp at or below, else (-1, 0)."""
+        for entries in (self._tail, self._load()):
+            at = bisect_right(entries, timestamp_ms, key=lambda entry: entry[0]) - 1
+            if at >= 0:
+                return entries[at]
+        return -1, 0
+
+    def last(self) -> tuple[int, int] | None:
+        if self._tail:
+            return self._tail[-1]
+        loaded = self._load()
+        return loaded[-1] if loaded else None
+
+    def take_tail(self, relative_offset_end: int) -> bytes:
+        count = 0
+        for _, relative_offset in self._tail:
+            if relative_offset >= relative_offset_end:
+                break
+            count += 1
+        taken = self._tail[:count]
+        if self._loaded is not None:
+            self._loaded.extend(taken)
+        del self._tail[:count]
+        return b"".join(_TIME_ENTRY.pack(*entry) for entry in taken)
+
+    def _load(self) -> list[tuple[int, int]]:
+        if self._loaded is None:
+            try:
+                data = self._disk.read_whole(self.path)
+            except FileNotFoundError:
+                data = b""
+            if len(data) % self.ENTRY_BYTES:
+                raise IndexDamaged(f"{self.path}: {len(data)} bytes are not whole entries")
+            entries = list(_TIME_ENTRY.iter_unpack(data))
+            for before, after in zip(entries, entries[1:], strict=False):
+                # the last entry of a closed segment may repeat: Kafka appends it again when it closes one
+                if after[0] < before[0] or after[1] < before[1]:
+                    raise IndexDamaged(f"{self.path}: entries do not rise")
+            self._loaded = entries
+        return self._loaded
+
+    def forget(self) -> None:
+        self._loaded = None
+
+    def cut(self, relative_offset_end: int) -> None:
+        entries = self._load()
+        keep = [entry for entry in entries if entry[1] < relative_offset_end]
+        if len(keep) < len(entries):
+            self._loaded = keep
+            self._disk.replace_whole(
+                self.path, b"".join(_TIME_ENTRY.pack(*entry) for entry in keep), durable=False
+            )
+        self._tail.clear()
+
+    def clear(self) -> None:
+        self._loaded = []
+        self._tail.clear()
+        self._disk.replace_whole(self.path, b"", durable=False)
