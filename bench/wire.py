@@ -7,6 +7,7 @@ the newest versions that name topics instead of ids; the rest are old, plain ver
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Mapping, Sequence
 
 from crc32c import crc32c
@@ -44,18 +45,19 @@ def _record(delta: int, value: bytes) -> bytes:
     return _varint(len(body)) + body
 
 
-def _wrap(records: bytes, count: int, timestamp_ms: int) -> bytes:
+def _wrap(records: bytes, count: int) -> bytes:
+    timestamp_ms = time.time_ns() // 1_000_000  # older ones would fall to retention
     covered = struct.pack(">hiqqqhii", 0, count - 1, timestamp_ms, timestamp_ms, -1, -1, -1, count) + records
     return struct.pack(">qiibI", 0, len(covered) + 9, -1, 2, crc32c(covered)) + covered
 
 
-def batch(count: int, value_bytes: int, timestamp_ms: int = 1_700_000_000_000) -> bytes:
+def batch(count: int, value_bytes: int) -> bytes:
     """A batch of `count` records without key, values of `value_bytes`."""
     value = bytes(range(33, 127)) * (value_bytes // 94 + 1)
-    return _wrap(b"".join(_record(i, value[:value_bytes]) for i in range(count)), count, timestamp_ms)
+    return _wrap(b"".join(_record(i, value[:value_bytes]) for i in range(count)), count)
 
 
-def batch_of_bytes(total: int, value_bytes: int, timestamp_ms: int = 1_700_000_000_000) -> tuple[bytes, int]:
+def batch_of_bytes(total: int, value_bytes: int) -> tuple[bytes, int]:
     """A batch of exactly `total` bytes, of records near `value_bytes` (the last one fills up), and its record count."""
     value = bytes(range(33, 127)) * (value_bytes // 47 + 3)
     records = bytearray()
@@ -67,7 +69,7 @@ def batch_of_bytes(total: int, value_bytes: int, timestamp_ms: int = 1_700_000_0
     for size in range(room - len(records), 0, -1):
         last = _record(count, value[:size])
         if len(records) + len(last) == room:
-            return _wrap(bytes(records + last), count + 1, timestamp_ms), count + 1
+            return _wrap(bytes(records + last), count + 1), count + 1
     raise ValueError(f"no batch of exactly {total} bytes")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from penstock.cli.main import main
 
 Run = Callable[..., "Ended"]
 
@@ -29,22 +32,27 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def penstock(tmp_path: Path) -> Run:
-    """Run the command as a user does, in a folder of its own: a process with pipes for a terminal."""
+def penstock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Run a command as its process would, in a folder of its own, with pipes for a terminal.
+
+    Whatever leaves `main` other than an exit is a traceback for the user, and fails the test.
+    """
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if name.startswith("PENSTOCK_"):
+            monkeypatch.delenv(name)
 
     def run(*arguments: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Ended:
-        done = subprocess.run(
-            [sys.executable, "-m", "penstock.cli.main", *arguments],
-            input=stdin,
-            capture_output=True,
-            cwd=tmp_path,
-            env=environment(**(env or {})),
-            timeout=60,
-            check=False,
-        )
-        err = done.stderr.decode()
-        assert "Traceback" not in err
-        return Ended(done.returncode, done.stdout, err)
+        with monkeypatch.context() as patched:
+            for name, value in (env or {}).items():
+                patched.setenv(name, value)
+            patched.setattr(sys, "argv", ["penstock", *arguments])
+            patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+            with pytest.raises(SystemExit) as ended:
+                main()
+        out, err = capsysbinary.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Ended(ended.value.code, out, err.decode())
 
     return run
 

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.cli.consume import From, parse_start
 from penstock.cli.failure import Misused
-
-from .conftest import Run
+from tests.cli.conftest import Run
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import pytest
 
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.compression import Codec
-
-from .conftest import Run
+from tests.cli.conftest import Run
 
 
 @pytest.fixture

@@ -136,6 +136,15 @@ def test_what_log_cleaning_keeps_stays_as_it_was(
     assert read(rebuild_batch(again, kept)) == kept
 
 
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_a_batch_of_which_nothing_is_kept_is_a_bare_header(codec: Codec) -> None:
+    batch = Batch(memoryview(build_batch([NewRecord(1), NewRecord(2)], compression=codec, base_sequence=3)))
+    bare = Batch(memoryview(rebuild_batch(batch, [])))
+    assert (bare.size, bare.count, bare.compression) == (HEADER_BYTES, 0, Codec.NONE)
+    assert (bare.last_offset, bare.last_sequence, bare.max_timestamp) == (1, 4, 2)
+    assert bare.crc_is_right()
+
+
 def test_a_batch_without_records_is_not_built() -> None:
     with pytest.raises(BatchError, match="at least one record"):
         build_batch([])

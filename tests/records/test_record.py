@@ -200,6 +200,13 @@ def test_keys_and_values_of_every_width_are_read(length: int) -> None:
     assert record == Record(0, 1, field, field, (("h", field),))
 
 
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 100, 8_191])
+def test_a_value_ends_where_it_says_however_long_its_headers_are(length: int) -> None:
+    headers = (("h", bytes(70_000)),)
+    (record,) = read(build_batch([NewRecord(1, b"k" * length, b"v" * length, headers)]))
+    assert record == Record(0, 1, b"k" * length, b"v" * length, headers)
+
+
 def test_overlong_varints_mean_the_same() -> None:
     (record,) = read(with_payload(raw_record(key=b"\x81\x00", value=b"\x84\x80\x00ab", headers=b"\x80\x00"), 1))
     assert record == Record(0, 1_000, None, b"ab", ())

@@ -24,8 +24,6 @@ from penstock.broker.engine import (
     NewTopic,
     OffsetFound,
     PartitionInfo,
-    Read,
-    ReadResult,
     TopicInfo,
     TopicResult,
 )
@@ -103,9 +101,14 @@ class EmbeddedEngine:
         """Open every log that the catalogue names; damaged ones stay offline, the others are served."""
         began = time.monotonic()
         opened = open_partitions(
-            self.directory, self._topics.entries(), self._topics.config_of, self.settings.flush, self.leader_epoch,
-            self._request_flush, self.now_ms(),
-        )  # fmt: skip
+            self.directory,
+            self._topics.entries(),
+            self._topics.config_of,
+            self.settings.flush,
+            self.leader_epoch,
+            self._request_flush,
+            self.now_ms(),
+        )
         for partition in opened.partitions:
             self._add(partition)
         for stray in self.directory.strays(map(str, (p.id for p in opened.partitions))):
@@ -113,8 +116,11 @@ class EmbeddedEngine:
         took_ms = (time.monotonic() - began) * 1000
         logger.info(
             "%d partitions opened in %.0f ms after %s stop; leader epoch %d",
-            len(opened.partitions), took_ms, "a clean" if self.directory.clean else "an unclean", self.leader_epoch,
-        )  # fmt: skip
+            len(opened.partitions),
+            took_ms,
+            "a clean" if self.directory.clean else "an unclean",
+            self.leader_epoch,
+        )
         self.housekeeping.start()
 
     async def stop(self) -> None:
@@ -247,7 +253,7 @@ class EmbeddedEngine:
         return Fault.NONE, log.log_start_offset
 
     async def new_producer_id(self) -> int:
-        """An id that no other producer has or will have."""
+        """An partition_id that no other producer has or will have."""
         async with self._producer_ids_lock:
             if self._producer_ids.exhausted:
                 end = await self._loop.run_in_executor(None, self._producer_ids.reserve)
@@ -261,7 +267,9 @@ class EmbeddedEngine:
         if entry is None:
             return None
         partitions = [
-            PartitionInfo(at, (found := self._partitions.get((name, at))) is not None and found.online, self.leader_epoch)
+            PartitionInfo(
+                at, (found := self._partitions.get((name, at))) is not None and found.online, self.leader_epoch
+            )
             for at in range(entry.partitions)
         ]
         return TopicInfo(entry.name, entry.id, is_internal(name), partitions)
@@ -316,12 +324,17 @@ class EmbeddedEngine:
     def _find(self, topic: str, partition: int) -> Partition | None:
         return self._partitions.get((topic, partition))
 
-    def _publish(self, id: TopicPartition, log: PartitionLog) -> None:
+    def _publish(self, partition_id: TopicPartition, log: PartitionLog) -> None:
         self._add(
             Partition(
-                id, log, log.config, self.settings.flush, self.leader_epoch, ProducerTable(self.now_ms()),
+                partition_id,
+                log,
+                log.config,
+                self.settings.flush,
+                self.leader_epoch,
+                ProducerTable(self.now_ms()),
                 self._request_flush,
-            )  # fmt: skip
+            )
         )
 
     def _add(self, partition: Partition) -> None:
@@ -331,18 +344,18 @@ class EmbeddedEngine:
             self._by_log[log] = partition
             log.on_roll = lambda: self.housekeeping.retain_log(partition, self.now_ms())
 
-    def _withdraw(self, id: TopicPartition) -> None:
-        partition = self._partitions.pop((id.topic, id.partition), None)
+    def _withdraw(self, partition_id: TopicPartition) -> None:
+        partition = self._partitions.pop((partition_id.topic, partition_id.partition), None)
         if partition is not None:
             if partition.log is not None:
                 self._by_log.pop(partition.log, None)
                 self.directory.files.forget(path for s in partition.log.segments for path in s.paths())
             partition.close()
 
-    def _reconfigure(self, id: TopicPartition) -> None:
-        partition = self._partitions.get((id.topic, id.partition))
+    def _reconfigure(self, partition_id: TopicPartition) -> None:
+        partition = self._partitions.get((partition_id.topic, partition_id.partition))
         if partition is not None:
-            partition.configure(self._topics.config_of(id.topic), self.settings.flush)
+            partition.configure(self._topics.config_of(partition_id.topic), self.settings.flush)
 
     def _request_flush(self, log: PartitionLog) -> None:
         self._flusher.request(log)

@@ -31,7 +31,7 @@ class Isolation(enum.IntEnum):
 
 
 class Append(NamedTuple):
-    """One record batch for one partition. The view is borrowed and must be writable: offset and epoch are written into it."""
+    """One record batch for one partition. The view is borrowed and writable: offset and epoch are written into it."""
 
     topic: str
     partition: int

@@ -60,7 +60,9 @@ class Housekeeping:
             (self._flush_interval_ms, self._flush),
             (self._retention_interval_ms, self._expire_producers),
         ):
-            self._tasks.append(loop.create_task(self._repeat(work.__name__, interval_ms, work), name=f"penstock {work.__name__}"))
+            self._tasks.append(
+                loop.create_task(self._repeat(work.__name__, interval_ms, work), name=f"penstock {work.__name__}")
+            )
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -137,8 +139,13 @@ class Housekeeping:
         if count:
             freed = log.drop_segments(count, now_ms)
             partition.producers.log_start_moved(log.log_start_offset)
-            logger.info("retention: %s: %d segments, %d bytes deleted; starts at %d now",
-                        log.name, count, freed, log.log_start_offset)  # fmt: skip
+            logger.info(
+                "retention: %s: %d segments, %d bytes deleted; starts at %d now",
+                log.name,
+                count,
+                freed,
+                log.log_start_offset,
+            )
 
     def _clock_is_steady(self) -> bool:
         step_ms = abs(self._now_ms() - time.monotonic() * 1000 - self._clock_base)

@@ -44,8 +44,8 @@ def open_partitions(
     for entry in entries:
         config = config_of(entry.name)
         for at in range(entry.partitions):
-            id = TopicPartition(entry.name, at)
-            log, report = directory.open_log(str(id), config, now_ms)
+            partition_id = TopicPartition(entry.name, at)
+            log, report = directory.open_log(str(partition_id), config, now_ms)
             producers = ProducerTable(now_ms)
             snapshot_offset = -1
             if log is not None:
@@ -59,7 +59,7 @@ def open_partitions(
             elif report.scanned_bytes or report.cut_bytes or report.notes:
                 logger.info("recovered %s", report)
             partition = Partition(
-                id, log, config, flush, leader_epoch, producers, request_flush, report.offline or ""
+                partition_id, log, config, flush, leader_epoch, producers, request_flush, report.offline or ""
             )
             partition.snapshot_offset = snapshot_offset
             partitions.append(partition)

@@ -56,7 +56,7 @@ class Partition:
 
     def __init__(
         self,
-        id: TopicPartition,
+        partition_id: TopicPartition,
         log: PartitionLog | None,
         config: TopicConfig,
         flush_policy: str,
@@ -65,7 +65,7 @@ class Partition:
         request_flush: Callable[[PartitionLog], None],
         reason: str = "",
     ) -> None:
-        self.id = id
+        self.id = partition_id
         self.log = log
         """None while the partition is offline."""
         self.reason = reason
@@ -218,11 +218,13 @@ class Partition:
                 raise BrokerError(Fault.INVALID_RECORD, "clients may not write control batches")
             raise BrokerError(Fault.INVALID_TIMESTAMP, "a producer may not say LogAppendTime")
         if batch.count <= 0 or batch.last_offset_delta != batch.count - 1:
-            raise BrokerError(Fault.INVALID_RECORD, f"{batch.count} records end at offset delta {batch.last_offset_delta}")
+            raise BrokerError(
+                Fault.INVALID_RECORD, f"{batch.count} records end at offset delta {batch.last_offset_delta}"
+            )
         if attributes & COMPRESSION_MASK > _CODECS_MAX:
             raise BrokerError(Fault.UNSUPPORTED_COMPRESSION_TYPE)
         if batch.producer_id >= 0 and (batch.base_sequence < 0 or batch.producer_epoch < 0):
-            raise BrokerError(Fault.INVALID_RECORD, "a producer id needs an epoch and a sequence")
+            raise BrokerError(Fault.INVALID_RECORD, "a producer partition_id needs an epoch and a sequence")
         if config.has_log_append_time:
             batch.stamp(now_ms)
         elif batch.max_timestamp - now_ms > config.message_timestamp_after_max_ms:

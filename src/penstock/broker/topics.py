@@ -101,8 +101,8 @@ class Topics:
                 await self._save({**self._entries, **planned})
             except OSError as error:
                 return _failed(results, planned, error)
-            for id, log in logs:
-                self._publish(id, log)
+            for partition_id, log in logs:
+                self._publish(partition_id, log)
             return results
 
     def _planned(self, topic: NewTopic, room: int) -> TopicEntry:
@@ -134,8 +134,8 @@ class Topics:
         for entry in entries:
             config = topic_config.parse(entry.configs, self._defaults)
             for at in range(first, entry.partitions):
-                id = TopicPartition(entry.name, at)
-                logs.append((id, self._directory.create_log(str(id), entry.id, config)))
+                partition_id = TopicPartition(entry.name, at)
+                logs.append((partition_id, self._directory.create_log(str(partition_id), entry.id, config)))
         self._directory.sync()
         return logs
 
@@ -163,9 +163,9 @@ class Topics:
             folders = []
             for entry in gone.values():
                 for at in range(entry.partitions):
-                    id = TopicPartition(entry.name, at)
-                    self._withdraw(id)
-                    folders.append(str(id))
+                    partition_id = TopicPartition(entry.name, at)
+                    self._withdraw(partition_id)
+                    folders.append(str(partition_id))
             await self._off_loop(lambda: self._throw_away(folders))
             return results
 
@@ -175,9 +175,7 @@ class Topics:
                 self._directory.trash(folder)
         self._directory.empty_trash()
 
-    async def add_partitions(
-        self, topics: Sequence[tuple[str, int]], *, validate_only: bool
-    ) -> list[TopicResult]:
+    async def add_partitions(self, topics: Sequence[tuple[str, int]], *, validate_only: bool) -> list[TopicResult]:
         async with self._lock:
             results = []
             grown: dict[TopicName, TopicEntry] = {}
@@ -207,8 +205,8 @@ class Topics:
                 await self._save({**self._entries, **grown})
             except OSError as error:
                 return _failed(results, grown, error)
-            for id, log in logs:
-                self._publish(id, log)
+            for partition_id, log in logs:
+                self._publish(partition_id, log)
             return results
 
     async def alter_configs(

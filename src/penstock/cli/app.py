@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from penstock import __version__
+
 _COMMANDS = ("serve", "topics", "produce", "consume", "logs", "config", "bench")
 """Each is a module of this package with an `app`."""
 
@@ -37,9 +39,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"penstock {version('penstock')}")
+        print(f"penstock {__version__}")
         raise typer.Exit
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +13,8 @@ import typer
 from penstock.cli.failure import Failed, Misused
 
 if TYPE_CHECKING:
-    from confluent_kafka import TopicPartition
-    from confluent_kafka.admin import AdminClient, TopicMetadata
+    from confluent_kafka import Producer, TopicPartition
+    from confluent_kafka.admin import AdminClient, TopicDescription
 
 BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
 TIMEOUT_S = 10.0
@@ -76,22 +77,40 @@ def reason(error: Any) -> str:
     if isinstance(cause, KafkaError):
         if cause.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT):
             return "the broker does not answer"
+        if cause.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+            return "the broker has no such topic"
         return cause.str().removeprefix("Broker: ").removeprefix("Local: ")
     return str(cause)
 
 
-def partitions_of(client: Any, topic: str) -> list[int]:
-    """The partitions of a topic that is there; `client` is an AdminClient, a Consumer or a Producer."""
-    metadata = topic_metadata(client, topic)
-    if metadata.error is not None:
-        raise Failed(f"topic {topic}: {reason(metadata.error)}")
-    return sorted(metadata.partitions)
+def partitions_of(admin: AdminClient, topic: str) -> list[int]:
+    """The partitions of a topic that is there. To ask for it does not create it."""
+    return sorted(info.id for info in describe_topic(admin, topic).partitions)
 
 
-def topic_metadata(client: Any, topic: str) -> TopicMetadata:
+def describe_topic(admin: AdminClient, topic: str) -> TopicDescription:
+    from confluent_kafka import TopicCollection
+
     with failing_as(f"topic {topic}"):
-        found: TopicMetadata = client.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
+        found: TopicDescription = admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_S)[
+            topic
+        ].result()
     return found
+
+
+def partitions_for_writing(producer: Producer, topic: str) -> list[int]:
+    """The partitions of a topic that is there, or that the broker creates because a producer asks for it."""
+    from confluent_kafka import KafkaError
+
+    patience = time.monotonic() + TIMEOUT_S
+    while True:
+        with failing_as(f"topic {topic}"):
+            found = producer.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
+        if found.error is None:
+            return sorted(found.partitions)
+        if found.error.code() != KafkaError.LEADER_NOT_AVAILABLE or time.monotonic() > patience:
+            raise Failed(f"topic {topic}: {reason(found.error)}")
+        producer.poll(0.1)
 
 
 def offsets(admin: AdminClient, partitions: list[TopicPartition], spec: Any) -> dict[int, int]:

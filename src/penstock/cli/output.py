@@ -53,3 +53,8 @@ def _print_plain(head: Sequence[str], rows: list[list[str]], right: list[bool]) 
 def note(text: str) -> None:
     """A line beside the output: on stderr, so that a pipe stays clean."""
     print(text, file=sys.stderr)
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 record", "2,000 records"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import sys
 import time
 from collections import Counter
@@ -18,12 +19,12 @@ from penstock.cli.connection import (
     BOOTSTRAP_DEFAULT,
     Bootstrap,
     client_config,
-    partitions_of,
+    partitions_for_writing,
     reach,
     reason,
 )
 from penstock.cli.failure import Failed, Misused, checked_topic
-from penstock.cli.output import note
+from penstock.cli.output import counted, note
 from penstock.cli.record_text import Header, TextRecord, parse_json, parse_keyvalue
 
 if TYPE_CHECKING:
@@ -95,21 +96,29 @@ def produce(
         "enable.idempotence": acks is Acks.all,
         "compression.type": compression.value,
         "linger.ms": 5,
+        "delivery.report.only.error": True,
         "message.timeout.ms": int(timeout_s * 1000),
         "message.max.bytes": _RECORD_BYTES_MAX,
         "topic.metadata.propagation.max.ms": 3_000,
         "partitioner": "murmur2_random",
     }
     producer = Producer(client_config(bootstrap, **settings))
-    there = partitions_of(producer, topic)
+    there = partitions_for_writing(producer, topic)
     if partition is not None and partition not in there:
         raise Failed(f"topic {topic} has no partition {partition}: there are {len(there)}")
+    delivery = Delivery(producer, topic, partition, headers)
+    began = time.monotonic()
     with contextlib.ExitStack() as stack:
         lines: BinaryIO = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
         if lines.isatty():
             note("one record a line; Ctrl-D ends")
         advance = stack.enter_context(_progress(lines, file))
-        Delivery(producer, topic, partition, headers).run(lines, parse, advance)
+        interrupted = not delivery.run(lines, parse, advance)
+    delivery.report(time.monotonic() - began)
+    if interrupted:
+        raise typer.Exit(130)
+    if delivery.failed or delivery.bad_lines:
+        raise typer.Exit(1)
 
 
 def _parser(chosen: InputFormat | None, separator: str | None) -> Callable[[bytes], TextRecord | None]:
@@ -142,40 +151,44 @@ class Delivery:
 
     def __init__(self, producer: Producer, topic: str, partition: int | None, headers: list[Header]) -> None:
         self._producer = producer
-        self._to: dict[str, Any] = {"topic": topic, "on_delivery": self._delivered}
-        if partition is not None:
-            self._to["partition"] = partition
-        self._headers = headers
         self._topic = topic
-        self.delivered = 0
+        where = {} if partition is None else {"partition": partition}
+        self._produce = functools.partial(producer.produce, topic, on_delivery=self._note_failure, **where)
+        self._headers = headers
+        self._accepted = 0
         self.failed: Counter[str] = Counter()
+        """How many records failed, by reason."""
         self.bad_lines = 0
+
+    @property
+    def delivered(self) -> int:
+        """Records that the broker acknowledged. Only failures are reported one by one: a call a record would cost more
+        than the record."""
+        return self._accepted - self.failed.total() - len(self._producer)
 
     def run(
         self, lines: BinaryIO, parse: Callable[[bytes], TextRecord | None], advance: Callable[[int, int], None]
-    ) -> None:
-        """Raises Failed unless every line became a record that the broker has."""
-        began = time.monotonic()
+    ) -> bool:
+        """Send every line and wait for the broker; False when Ctrl-C ended it."""
         interactive = lines.isatty()
-        interrupted = False
+        unread = 0
         try:
             for number, line in enumerate(lines, 1):
                 self._take(number, line, parse)
+                unread += len(line)
                 if interactive or number % _LINES_BETWEEN_POLLS == 0:
                     self._producer.poll(0)
-                advance(len(line), self.delivered)
+                    advance(unread, self.delivered)
+                    unread = 0
             while len(self._producer):
                 self._producer.poll(0.1)
-                advance(0, self.delivered)
+                advance(unread, self.delivered)
+                unread = 0
         except KeyboardInterrupt:
-            interrupted = True
             self._producer.purge()
             self._producer.flush(1)
-        self._report(time.monotonic() - began)
-        if interrupted:
-            raise typer.Exit(130)
-        if self.failed or self.bad_lines:
-            raise typer.Exit(1)
+            return False
+        return True
 
     def _take(self, number: int, line: bytes, parse: Callable[[bytes], TextRecord | None]) -> None:
         try:
@@ -191,34 +204,32 @@ class Delivery:
     def _send(self, record: TextRecord) -> None:
         from confluent_kafka import KafkaException
 
-        message = dict(self._to, value=record.value, key=record.key)
-        headers = [*self._headers, *record.headers]
-        if headers:
-            message["headers"] = headers
+        more: dict[str, Any] = {}
+        if self._headers or record.headers:
+            more["headers"] = [*self._headers, *record.headers]
         if record.timestamp_ms is not None:
-            message["timestamp"] = record.timestamp_ms
+            more["timestamp"] = record.timestamp_ms
+        self._accepted += 1
         while True:
             try:
-                return self._producer.produce(**message)
+                self._produce(value=record.value, key=record.key, **more)
+                return
             except BufferError:
                 self._producer.poll(0.1)
             except KafkaException as error:
                 self.failed[reason(error)] += 1
-                return None
+                return
 
-    def _delivered(self, error: Any, _message: Any) -> None:
-        if error is None:
-            self.delivered += 1
-        else:
-            self.failed[reason(error)] += 1
+    def _note_failure(self, error: Any, _message: Any) -> None:
+        self.failed[reason(error)] += 1
 
-    def _report(self, seconds: float) -> None:
+    def report(self, seconds: float) -> None:
         rate = f" ({self.delivered / seconds:,.0f} records/s)" if self.delivered and seconds > 0 else ""
-        note(f"{self.delivered:,} records delivered to {self._topic}{rate}")
+        note(f"{counted(self.delivered, 'record')} delivered to {self._topic}{rate}")
         for why, count in self.failed.items():
-            note(f"{count:,} records failed: {why}")
+            note(f"{counted(count, 'record')} failed: {why}")
         if self.bad_lines:
-            note(f"{self.bad_lines:,} lines not sent: they are no records")
+            note(f"{counted(self.bad_lines, 'line')} not sent: no record could be made of them")
 
 
 @contextlib.contextmanager

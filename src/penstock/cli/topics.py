@@ -13,6 +13,7 @@ from penstock.cli.connection import (
     AsJson,
     Bootstrap,
     admin_client,
+    describe_topic,
     failing_as,
     offsets,
     partitions_of,
@@ -93,20 +94,16 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """Show a topic's id, partitions, offsets and configs."""
-    from confluent_kafka import TopicCollection, TopicPartition
+    from confluent_kafka import TopicPartition
     from confluent_kafka.admin import OffsetSpec
 
     checked_topic(name)
     admin = admin_client(bootstrap)
-    with failing_as(f"topic {name}"):
-        topic = admin.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT_S)[name].result()
+    topic = describe_topic(admin, name)
     places = [TopicPartition(name, info.id) for info in topic.partitions]
     start, end = offsets(admin, places, OffsetSpec.earliest()), offsets(admin, places, OffsetSpec.latest())
     configs = _configs(admin, name)
-    rows = [
-        (info.id, info.leader.id if info.leader is not None else None, start[info.id], end[info.id])
-        for info in topic.partitions
-    ]
+    rows = [(info.id, info.leader.id, start[info.id], end[info.id]) for info in topic.partitions]
     if as_json:
         head = ("partition", "leader", "start_offset", "end_offset")
         print_json(

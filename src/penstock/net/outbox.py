@@ -159,10 +159,8 @@ class Outbox:
         while chunks and size < PIECE_BYTES:
             chunk = chunks[0]
             if isinstance(chunk, FileRange):
-                by_sendfile = self._network.sendfile is not None and (
-                    chunk.length >= self._network.settings.sendfile_bytes_min
-                )
-                if by_sendfile or chunk.length > PIECE_BYTES:
+                if chunk.length >= self._network.settings.sendfile_bytes_min:
+                    by_sendfile = self._network.sendfile is not None
                     break
                 data = read_resident(chunk.file, chunk.position, chunk.length)
                 if data is None:

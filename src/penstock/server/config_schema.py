@@ -29,7 +29,9 @@ class Listener(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="0 takes any free port.")]
     advertised_host: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
-        Meta(description="What clients are told to connect to, when that is another (NAT, containers)."),
+        Meta(
+            description="What clients are told to connect to; unset: host, or this machine's name for 0.0.0.0 and ::."
+        ),
     ] = None
     advertised_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None, Meta(description="The port that goes with it.")

@@ -1,7 +1,7 @@
 """`with penstock.Broker() as broker:` - a real broker in a child process, for tests, notebooks and scripts.
 
-It listens on a free port of the loopback address, keeps its data in a temporary directory unless told where, and goes when its
-owner goes: the child holds the other end of a pipe and stops when that closes, even if the owner was killed.
+It listens on a free port of the loopback address, keeps its data in a temporary directory unless told where, and goes when
+its owner goes: the child holds the other end of a pipe and stops when that closes, even if the owner was killed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 START_S_MAX = 60.0
 STOP_S_MAX = 30.0
@@ -46,7 +47,7 @@ class Broker:
 
     # ------------------------------------------------------------------------------------------------ life
 
-    def start(self) -> Broker:
+    def start(self) -> Self:
         assert self._process is None, "the broker runs already"
         command = [sys.executable, "-m", "penstock.server", "--stop-on-eof", "--data-dir", str(self.data_dir)]
         for listen in self._listen:
@@ -96,7 +97,8 @@ class Broker:
         process = self._process
         if process is None:
             return 0
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         process.stdin.close()
         try:
             process.wait(STOP_S_MAX)
@@ -110,14 +112,16 @@ class Broker:
     def kill(self) -> None:
         """kill -9: what a crash looks like."""
         process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         process.kill()
         process.wait()
         process.stdin.close()
         process.stdout.close()
         self._process = None
 
-    def restart(self) -> Broker:
+    def restart(self) -> Self:
         """Start again on the same ports and data, after `stop` or `kill`; stops first if it still runs."""
         self.stop()
         return self.start()
@@ -129,7 +133,7 @@ class Broker:
             shutil.rmtree(self.data_dir, ignore_errors=True)
         self._stderr_path.unlink(missing_ok=True)
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(

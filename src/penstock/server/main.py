@@ -35,7 +35,7 @@ logger = logging.getLogger("penstock.server")
 
 EXIT_UNUSABLE = 2
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that comes back from fdatasync may wait for the interpreter; Python's 5 ms would be a disk of its own."""
+"""How long a thread that comes back from fdatasync may wait for the interpreter: Python's 5 ms are many flushes."""
 
 
 class Server:

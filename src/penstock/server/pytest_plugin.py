@@ -1,7 +1,7 @@
 """pytest fixtures of Penstock: `penstock_broker`, one broker for the whole test session.
 
-    def test_orders(penstock_broker):
-        producer = Producer({"bootstrap.servers": penstock_broker.bootstrap})
+def test_orders(penstock_broker):
+    producer = Producer({"bootstrap.servers": penstock_broker.bootstrap})
 """
 
 from __future__ import annotations

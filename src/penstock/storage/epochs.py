@@ -6,6 +6,7 @@ recovery adds what the file lacks and cuts what the log lost.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from pathlib import Path
 from typing import NamedTuple
@@ -106,7 +107,7 @@ def _parse(data: bytes) -> list[EpochStart]:
             raise ValueError("wrong version or count")
     except (ValueError, TypeError) as error:
         raise EpochsDamaged(f"leader epoch checkpoint: {error}") from None
-    for before, after in zip(entries, entries[1:], strict=False):
+    for before, after in itertools.pairwise(entries):
         if after.epoch <= before.epoch or after.start_offset < before.start_offset:
             raise EpochsDamaged("leader epoch checkpoint: entries do not rise")
     return entries

@@ -79,9 +79,7 @@ def segments_in(disk: Disk, files: FileCache, directory: Path) -> list[Segment]:
             disk.remove(directory / name)
         elif name.endswith(".log") and len(name) == 24 and name[:20].isdigit():
             bases.append(int(name[:20]))
-    return [
-        Segment(disk, files, directory, base, disk.size(directory / f"{base:020d}.log")) for base in sorted(bases)
-    ]
+    return [Segment(disk, files, directory, base, disk.size(directory / f"{base:020d}.log")) for base in sorted(bases)]
 
 
 def open_clean(
@@ -234,9 +232,7 @@ class _Recovery:
             raise Damaged(f"{segment.path.name} is damaged at position {segment.size} (offset {end})")
         return end, True
 
-    def _sound_batches(
-        self, segment: Segment, position: int, file_size: int, end: int
-    ) -> Iterator[tuple[Batch, int]]:
+    def _sound_batches(self, segment: Segment, position: int, file_size: int, end: int) -> Iterator[tuple[Batch, int]]:
         file = segment.file
         while position < file_size:
             window = memoryview(self._disk.read_at(file, position, min(SCAN_BYTES, file_size - position)))

@@ -162,9 +162,7 @@ class Segment:
     def _walk(self, position: int, end: int, read: Reader) -> Iterator[Place]:
         for at, header in self._headers(position, end, read):
             base_offset, length, epoch, _, _, _, delta, _, max_timestamp, *_ = HEADER.unpack_from(header)
-            yield Place(
-                at, length + LENGTH_PREFIX_BYTES, base_offset, base_offset + delta, max_timestamp, epoch
-            )
+            yield Place(at, length + LENGTH_PREFIX_BYTES, base_offset, base_offset + delta, max_timestamp, epoch)
 
     def headers(self, position: int, end: int) -> Iterator[tuple[int, Batch]]:
         """Each batch's header with its position, waiting for the disk."""
@@ -237,5 +235,3 @@ class Segment:
         for place in self.walk_slowly(0, end):
             self.note_recovered(place, index_interval_bytes)
         self.size = size
-
-

@@ -10,6 +10,7 @@ IndexDamaged and is rebuilt from the log. Offsets here are relative to the segme
 
 from __future__ import annotations
 
+import itertools
 import struct
 import sys
 from array import array
@@ -189,7 +190,7 @@ class TimeIndex:
             if len(data) % self.ENTRY_BYTES:
                 raise IndexDamaged(f"{self.path}: {len(data)} bytes are not whole entries")
             entries = list(_TIME_ENTRY.iter_unpack(data))
-            for before, after in zip(entries, entries[1:], strict=False):
+            for before, after in itertools.pairwise(entries):
                 # the last entry of a closed segment may repeat: Kafka appends it again when it closes one
                 if after[0] < before[0] or after[1] < before[1]:
                     raise IndexDamaged(f"{self.path}: entries do not rise")
@@ -204,9 +205,7 @@ class TimeIndex:
         keep = [entry for entry in entries if entry[1] < relative_offset_end]
         if len(keep) < len(entries):
             self._loaded = keep
-            self._disk.replace_whole(
-                self.path, b"".join(_TIME_ENTRY.pack(*entry) for entry in keep), durable=False
-            )
+            self._disk.replace_whole(self.path, b"".join(_TIME_ENTRY.pack(*entry) for entry in keep), durable=False)
         self._tail.clear()
 
     def clear(self) -> None:

@@ -58,7 +58,9 @@ def test_random_bytes_are_a_header_or_a_protocol_error(data: bytes) -> None:
     assert 8 <= header.body_start <= len(data)
 
 
-@pytest.mark.parametrize("tail", [b"", b"\x7f\xff", b"\xff\xf0", b"\x00\x01a\xff\xff\xff\xff\xff\xff", b"\xff\xff\x01\x07\x7f"])
+@pytest.mark.parametrize(
+    "tail", [b"", b"\x7f\xff", b"\xff\xf0", b"\x00\x01a\xff\xff\xff\xff\xff\xff", b"\xff\xff\x01\x07\x7f"]
+)
 def test_api_versions_of_the_future_has_a_header_whatever_follows_the_correlation_id(tail: bytes) -> None:
     header = read_header(memoryview(struct.pack(">hhi", 18, 5, 99) + tail))
     assert header[:3] == (18, 5, 99)

@@ -35,6 +35,8 @@ from tests.dialects.kafka.oracle import (
 PRODUCE = 0
 VERSIONS = range(3, 14)
 every_version = pytest.mark.parametrize("version", VERSIONS)
+every_encoding = pytest.mark.parametrize("version", [3, 9, 13])
+"""One version of each way in which requests are laid out."""
 
 TOPIC_ID = uuid.UUID(int=9)
 RECORDS = st.none() | st.binary(max_size=40) | st.integers(0, 2**15).map(bytes)
@@ -100,21 +102,20 @@ def test_records_are_views_of_the_buffer(version: int) -> None:
 def test_requests_encoded_by_kafka_python_are_decoded(version: int) -> None:
     message = KAFKA_PYTHON["ProduceRequest"]
     partition = message.TopicProduceData.PartitionProduceData(index=3, records=b"xyz")
-    topic = message.TopicProduceData(name="t", partition_data=[partition])
+    topic = message.TopicProduceData(name="t", topic_id=TOPIC_ID, partition_data=[partition])
     request = message(version=version, transactional_id=None, acks=-1, timeout_ms=70, topic_data=[topic])
     request.with_header(correlation_id=5, client_id="me")
     frame = memoryview(request.encode(version=version, header=True, framed=True))
     header = read_header(frame, 4)
-    assert plain(decode(frame, header.body_start, version)) == (None, -1, 70, [("t", [(3, b"xyz")])])
+    key = "t" if version < 13 else TOPIC_ID.bytes
+    assert plain(decode(frame, header.body_start, version)) == (None, -1, 70, [(key, [(3, b"xyz")])])
 
 
 def tagged(version: int) -> bytes:
     """A request with a tagged field that nobody knows in each of its tag buffers."""
     tag = b"\x01\x63\x02ab"
     topic = bytes(16) if version >= 13 else b"\x02t"
-    return (
-        b"\x00\x00\x01\x00\x00\x00\x09\x02" + topic + b"\x02" + b"\x00\x00\x00\x04" + b"\x03ab" + tag + tag + tag
-    )
+    return b"\x00\x00\x01\x00\x00\x00\x09\x02" + topic + b"\x02" + b"\x00\x00\x00\x04" + b"\x03ab" + tag + tag + tag
 
 
 @pytest.mark.parametrize("version", range(9, 14))
@@ -150,7 +151,7 @@ def small(version: int) -> dict[str, Any]:
     return {**SMALL, "topic_data": [{**topic, "topic_id": TOPIC_ID} for topic in SMALL["topic_data"]]}
 
 
-@every_version
+@every_encoding
 @given(st.data())
 def test_a_damaged_request_is_decoded_or_a_protocol_error(version: int, data: st.DataObject) -> None:
     body = bytearray(request_body(PRODUCE, version, small(version)))
@@ -159,7 +160,7 @@ def test_a_damaged_request_is_decoded_or_a_protocol_error(version: int, data: st
     decode_or_refuse(bytes(body), version)
 
 
-@every_version
+@every_encoding
 @given(st.binary(max_size=60))
 def test_random_bytes_are_decoded_or_a_protocol_error(version: int, body: bytes) -> None:
     decode_or_refuse(body, version)
@@ -197,7 +198,9 @@ def test_more_partitions_than_a_broker_can_have_are_refused() -> None:
 # ---- requests with the same prefix ----------------------------------------------------------------------------------
 
 
-def one_request(version: int, correlation_id: int, records: bytes | None, partition: int = 0, client: str = "me") -> bytes:
+def one_request(
+    version: int, correlation_id: int, records: bytes | None, partition: int = 0, client: str = "me"
+) -> bytes:
     topic = {"topic_id": TOPIC_ID} if version >= 13 else {"name": "t"}
     tree = {
         "transactional_id": None,
@@ -224,7 +227,7 @@ def some_prefix(frame: bytes) -> ProducePrefix:
     return prefix
 
 
-@every_version
+@every_encoding
 @given(st.lists(st.tuples(I32S, st.integers(0, 300) | st.sampled_from([20_000, 2_100_000])), max_size=6), st.data())
 def test_requests_alike_are_cut_as_the_decoder_would(
     version: int, wanted: list[tuple[int, int]], data: st.DataObject
@@ -277,7 +280,7 @@ def test_a_request_that_differs_or_is_not_whole_ends_the_run(version: int) -> No
         assert (len(found), stop) == (1, len(alike))
 
 
-@every_version
+@every_encoding
 @given(st.data())
 def test_a_damaged_request_is_never_cut_otherwise_than_the_decoder_would(version: int, data: st.DataObject) -> None:
     prefix = some_prefix(one_request(version, 0, b"first"))
@@ -317,7 +320,7 @@ PARTITION_ANSWERS = st.builds(
     st.lists(st.tuples(I32S, st.none() | NAMES), max_size=2),
     st.none() | NAMES,
 )
-PLAIN_ANSWERS = st.builds(PartitionAnswer, I32S, st.just(0), I64S, APPEND_TIMES, I64S)
+PLAIN_ANSWERS = st.builds(PartitionAnswer, I32S, st.just(0), I64S, APPEND_TIMES, I64S, st.just(()), st.none())
 
 
 def topics_of(version: int, partitions: st.SearchStrategy[PartitionAnswer]) -> st.SearchStrategy[Any]:

@@ -140,7 +140,12 @@ def broker_entries(service: KafkaService) -> Iterable[dict[str, Any]]:
     own: list[tuple[str, str, KeyType, str]] = [
         ("broker.id", str(service.address.node_id), KeyType.INT, "The broker's id."),
         ("node.id", str(service.address.node_id), KeyType.INT, "The broker's id."),
-        ("num.partitions", str(settings.num_partitions), KeyType.INT, "Partitions of a topic whose creator does not say."),
+        (
+            "num.partitions",
+            str(settings.num_partitions),
+            KeyType.INT,
+            "Partitions of a topic whose creator does not say.",
+        ),
         ("default.replication.factor", "1", KeyType.INT, "There is one broker."),
         (
             "auto.create.topics.enable",
@@ -169,9 +174,7 @@ def broker_entries(service: KafkaService) -> Iterable[dict[str, Any]]:
     for key in KEYS.values():
         if key.name in BROKER_NAMES:
             source = _SOURCE_STATIC_BROKER if key.name in defaults else _SOURCE_DEFAULT
-            yield _broker_entry(
-                BROKER_NAMES[key.name], defaults.get(key.name, key.default), key.type, key.doc, source
-            )
+            yield _broker_entry(BROKER_NAMES[key.name], defaults.get(key.name, key.default), key.type, key.doc, source)
 
 
 def _broker_entry(name: str, value: str | None, kind: KeyType, doc: str, source: int) -> dict[str, Any]:

@@ -57,7 +57,9 @@ def _metadata_answer(
     made: dict[str, TopicResult],
 ) -> bytes:
     engine = service.engine
-    operations = TOPIC_OPERATIONS if getattr(body, "include_topic_authorized_operations", False) else OPERATIONS_NOT_ASKED
+    operations = (
+        TOPIC_OPERATIONS if getattr(body, "include_topic_authorized_operations", False) else OPERATIONS_NOT_ASKED
+    )
     if asked is None:
         key: object = ("all", operations)
         topics = service.topics_kept.get(
@@ -90,7 +92,9 @@ def _metadata_answer(
     )
 
 
-def _describe_asked(service: KafkaService, topic: Any, operations: int, made: dict[str, TopicResult]) -> TopicDescription:
+def _describe_asked(
+    service: KafkaService, topic: Any, operations: int, made: dict[str, TopicResult]
+) -> TopicDescription:
     engine = service.engine
     name = topic.name
     topic_id = getattr(topic, "topic_id", None)
@@ -170,9 +174,7 @@ def offset_for_leader_epoch(service: KafkaService, body: Any, version: int) -> d
     for topic in body.topics:
         partitions = []
         for asked in topic.partitions:
-            end = service.engine.epoch_end(
-                topic.topic, asked.partition, asked.current_leader_epoch, asked.leader_epoch
-            )
+            end = service.engine.epoch_end(topic.topic, asked.partition, asked.current_leader_epoch, asked.leader_epoch)
             partitions.append(
                 {
                     "partition": asked.partition,
@@ -200,3 +202,18 @@ def init_producer_id(service: KafkaService, body: Any, version: int) -> Any:
     return engine.spawn(
         take(), lambda _: {"error_code": Fault.COORDINATOR_NOT_AVAILABLE, "producer_id": -1, "producer_epoch": -1}
     )
+
+
+def find_coordinator(service: KafkaService, body: Any, version: int) -> dict[str, Any]:
+    """Nobody coordinates groups or transactions here; clients ask again later.
+
+    It is answered all the same, because librdkafka takes a broker that does not announce it for one without lz4.
+    """
+    nobody = {
+        "error_code": Fault.COORDINATOR_NOT_AVAILABLE,
+        "error_message": Fault.COORDINATOR_NOT_AVAILABLE.value,
+        "node_id": -1,
+        "host": "",
+        "port": -1,
+    }
+    return {**nobody, "coordinators": [{**nobody, "key": key} for key in getattr(body, "coordinator_keys", ())]}

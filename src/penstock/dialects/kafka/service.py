@@ -26,6 +26,7 @@ HANDLERS: Mapping[int, Handler] = {
     ApiKey.LIST_OFFSETS: lookups.list_offsets,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: lookups.offset_for_leader_epoch,
     ApiKey.INIT_PRODUCER_ID: lookups.init_producer_id,
+    ApiKey.FIND_COORDINATOR: lookups.find_coordinator,
     ApiKey.CREATE_TOPICS: topics.create_topics,
     ApiKey.DELETE_TOPICS: topics.delete_topics,
     ApiKey.CREATE_PARTITIONS: topics.create_partitions,
@@ -66,5 +67,3 @@ class KafkaService:
             if not software_is_valid(body.client_software_name, body.client_software_version):
                 return self._api_versions.refusal(call.version, call.correlation_id, Fault.INVALID_REQUEST)
         return self._api_versions.answer(call.version, call.correlation_id)
-
-

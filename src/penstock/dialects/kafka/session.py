@@ -95,7 +95,9 @@ class KafkaSession:
                         break
             size = _SIZE.unpack_from(view, at)[0]
             if not 0 < size <= self._service.frame_bytes_max:
-                return Fed(at, 0, requests, f"a frame of {size} bytes; 1 to {self._service.frame_bytes_max} are allowed")
+                return Fed(
+                    at, 0, requests, f"a frame of {size} bytes; 1 to {self._service.frame_bytes_max} are allowed"
+                )
             stop = at + SIZE_BYTES + size
             if stop > end:
                 return Fed(at, SIZE_BYTES + size, requests)
@@ -231,5 +233,3 @@ def _refuse_silent_failure(results: Sequence[Appended]) -> None:
     for result in results:
         if result.fault is not Fault.NONE:
             raise ProtocolError(f"a produce without acknowledgement failed: {result.text or result.fault.value}")
-
-

@@ -87,7 +87,10 @@ def delete_topics(service: KafkaService, body: Any, version: int) -> Any:
         asked = [(topic.name, topic.topic_id) for topic in body.topics]
     else:
         asked = [(name, None) for name in body.topic_names]
-    names = [name if name is not None else engine.topic_name_of(id.bytes) if id else None for name, id in asked]
+    names = [
+        name if name is not None else engine.topic_name_of(topic_id.bytes) if topic_id else None
+        for name, topic_id in asked
+    ]
     done = engine.delete_topics([name for name in dict.fromkeys(names) if name is not None])
 
     def answer(results: list[TopicResult]) -> dict[str, Any]:
