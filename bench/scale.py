@@ -8,11 +8,12 @@ import statistics
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from bench import wire
 from bench.fetch import evict
 from bench.load import Control, Fetches, Pipeline
-from bench.method import Subject, Work, alternate, measure, ratio
+from bench.method import Latencies, Subject, Work, alternate, measure, ratio
 from bench.processes import Server, apart, broker
 from bench.result import Curve, Measure, Result
 from bench.scenario import Run
@@ -94,22 +95,24 @@ def big_start(run: Run, result: Result) -> None:
     starts = [_clean_start(data, topic, stored) for _ in range(3)]
     evict(data)
     cold = _clean_start(data, topic, stored)
-    middle = statistics.median(seconds for seconds, _ in starts)
-    result.measures.append(Measure("clean start", rss_mb=starts[0][1] / 1e6))
+    result.measures.append(Measure("clean start", rss_mb=starts[0].rss_bytes / 1e6))
+    walls = ", ".join(f"{start.seconds:.2f}" for start in starts)
     result.check(
         f"clean start, {PARTITIONS:,} partitions, {total / 1e9:.0f} GB",
-        middle,
+        statistics.median(start.seconds for start in starts),
         2.0,
         unit="s",
         at_least=False,
-        note="all " + ", ".join(f"{seconds:.2f}" for seconds, _ in starts) + f"; with cold log files {cold[0]:.2f}",
+        note=f"all {walls}; with cold log files {cold.seconds:.2f}; CPU {min(s.cpu_s for s in starts):.2f} s",
     )
-    result.check("clean start, RSS", max(rss for _, rss in [*starts, cold]) / 1e6, 120.0, unit="MB", at_least=False)
+    rss = max(start.rss_bytes for start in [*starts, cold])
+    result.check("clean start, RSS", rss / 1e6, 120.0, unit="MB", at_least=False)
 
     load_s = 3.0 if run.quick else 8.0
     acknowledged, written = _kill_under_load(data, topic, batch, records, load_s)
     server = broker(data)
     seconds = server.start(deadline_s=300.0)
+    cpu_s = server.cpu_ns() / 1e9
     try:
         found = sum(Control(server.address).latest_offsets(topic, PARTITIONS).values())
         if found < stored + acknowledged:
@@ -123,7 +126,7 @@ def big_start(run: Run, result: Result) -> None:
         10.0,
         unit="s",
         at_least=False,
-        note=f"{load_s:.0f} s of load, {written / 1e6:.0f} MB acknowledged, none lost",
+        note=f"{load_s:.0f} s of load, {written / 1e6:.0f} MB acknowledged, none lost; CPU {cpu_s:.2f} s",
     )
     result.notes.append(f"batches of 10 KB; the stop that wrote the clean mark took {stop_s:.1f} s")
 
@@ -142,15 +145,21 @@ def _fill(pipeline: Pipeline, rounds: int) -> Work:
     return pipeline.run(1_800.0, requests=rounds * PARTITIONS // PARTITIONS_PER_REQUEST - 1)
 
 
-def _clean_start(data: Path, topic: str, stored: int) -> tuple[float, int]:
-    """Seconds and RSS; the log end offsets must add up to what was stored."""
+class Start(NamedTuple):
+    seconds: float
+    cpu_s: float
+    rss_bytes: int
+
+
+def _clean_start(data: Path, topic: str, stored: int) -> Start:
+    """The log end offsets must add up to what was stored."""
     with broker(data) as server:
-        rss = server.rss_bytes()
+        start = Start(server.start_s, server.cpu_ns() / 1e9, server.rss_bytes())
         control = Control(server.address)
         if control.partition_count(topic) != PARTITIONS:
             raise wire.WireError("partitions are missing after a clean start")
         control.expect_records(topic, PARTITIONS, stored)
-        return server.start_s, rss
+        return start
 
 
 def _kill_under_load(data: Path, topic: str, batch: bytes, records: int, seconds: float) -> tuple[int, int]:
@@ -169,76 +178,89 @@ def _kill_under_load(data: Path, topic: str, batch: bytes, records: int, seconds
 # ---------------------------------------------------------------------------------------------- segment growth
 
 
-class Growing:
-    """Appends of whole segments to one topic, or to a new topic for every slice."""
+class Appended:
+    """Single records, appended to one topic, or to a new topic for every slice."""
 
-    def __init__(
-        self, server: Server, name: str, batch: bytes, records: int, segment_bytes: int, *, renew: bool
-    ) -> None:
+    def __init__(self, server: Server, name: str, segment_bytes: int, *, renew: bool) -> None:
         self._server = server
         self._control = Control(server.address)
         self._name = name
-        self._batch = batch
-        self._work = Work(1, records, len(batch))
+        self._batch = wire.batch(1, 100)
         self._segment_bytes = segment_bytes
         self._renew = renew
         self._count = 0
-        self.pipeline: Pipeline | None = None
+        self._pipeline: Pipeline | None = None
+        self._filled = 0
+        self.latencies = Latencies()
 
     @property
     def topic(self) -> str:
         return f"{self._name}-{self._count:06d}"
 
     def prepare(self) -> None:
-        if self.pipeline is not None and not self._renew:
+        if self._pipeline is not None and not self._renew:
             return
         self._control.create_topic(self.topic, 1, {"segment.bytes": str(self._segment_bytes)})
-        frames = [wire.produce(i, self.topic, {0: self._batch}, 1) for i in range(10)]
-        self.pipeline = Pipeline(self._server.address, frames, self._work)
+        frames = [wire.produce(i, self.topic, {0: self._batch}, 1) for i in range(100)]
+        self._pipeline = Pipeline(self._server.address, frames, Work(1, 1, len(self._batch)))
+        self._pipeline.latencies = self.latencies
 
-    def append_segments(self, count: int) -> Work:
-        assert self.pipeline is not None
-        return self.pipeline.run(120.0, requests=count * self._segment_bytes // len(self._batch))
+    def work(self, seconds: float) -> Work:
+        assert self._pipeline is not None
+        return self._pipeline.run(seconds)
 
     def finish(self) -> None:
-        """Old topics stay: files made anew from just deleted ones are cheaper than those of a log that grows."""
-        if self._renew and self.pipeline is not None:
-            self.pipeline.close()
+        """Old topics stay: files in the place of just deleted ones are cheaper than those of a log that grows."""
+        if self._renew and self._pipeline is not None:
+            self._pipeline.close()
             self._count += 1
+
+    def fill(self, segments: int) -> None:
+        """Make the log so many segments longer, by batches that fill a segment in four."""
+        batch, records = wire.batch_of_bytes(self._segment_bytes // 4, 1_000)
+        frames = [wire.produce(i, self.topic, {0: batch}, 1) for i in range(4)]
+        pipeline = Pipeline(self._server.address, frames, Work(1, records, len(batch)))
+        pipeline.run(120.0, requests=4 * segments - 1)
+        pipeline.close()
+        self._filled += pipeline.answered * records
+
+    @property
+    def records(self) -> int:
+        assert self._pipeline is not None
+        return self._filled + self._pipeline.answered
+
+    def subject(self, name: str) -> Subject:
+        return Subject(name, self._server.pid, self.work, self.prepare, self.finish)
 
 
 def segment_growth(run: Run, result: Result) -> None:
-    segment_bytes = 64 * 1024
-    batch, records = wire.batch_of_bytes(segment_bytes // 4, 100)
-    segments_max = SEGMENTS
-    piece = 10 if run.quick else 25
+    segment_bytes = (128 if run.quick else 1024) * 1024
+    run.need_bytes(2 * SEGMENTS * segment_bytes)
+    step = SEGMENTS // 10
     place = run.directory("segments")
     with broker(place / "data", flush="os") as server:
-        grown = Growing(server, "grown", batch, records, segment_bytes, renew=False)
+        grown = Appended(server, "grown", segment_bytes, renew=False)
         grown.prepare()
         points: list[tuple[float, float]] = []
-        for segments in range(0, segments_max, segments_max // 20):
-            part = measure(Subject("grow", server.pid, lambda _: grown.append_segments(segments_max // 20)), 0)
-            points.append((segments + segments_max / 20, part.cpu_ns / 1e3 / part.work.records))
-        fresh = Growing(server, "fresh", batch, records, segment_bytes, renew=True)
-        label = f"append, {segments_max:,} segments"
-        subjects = [
-            Subject("append, new log", server.pid, lambda _: fresh.append_segments(piece), fresh.prepare, fresh.finish),
-            Subject(label, server.pid, lambda _: grown.append_segments(piece)),
-        ]
+        for segments in range(0, SEGMENTS + 1, step):
+            parts = [measure(grown.subject("grow"), run.slice_s) for _ in range(4)]
+            points.append((max(segments, 1), min(part.cpu_ns / 1e3 / part.work.records for part in parts)))
+            if segments < SEGMENTS:
+                grown.fill(step)
+        fresh = Appended(server, "fresh", segment_bytes, renew=True)
+        subjects = [fresh.subject("new log"), grown.subject(f"{SEGMENTS:,} segments")]
+        grown.latencies.clear()
         with apart(server):
-            series = alternate(subjects, run.slices)
+            series = alternate(subjects, run.slices, run.slice_s)
         count = sum(1 for _ in (place / "data").rglob("grown*/*.log"))
-        assert grown.pipeline is not None
-        small, large = series["append, new log"], series[label]
-        result.add_series(small, unit="records", by_cpu=True)
-        result.add_series(large, grown.pipeline.latencies, server.rss_bytes(), unit="records", by_cpu=True)
-        Control(server.address).expect_records(grown.topic, 1, grown.pipeline.answered * records)
-        reads = _read_everywhere(run, server, grown, records)
-        result.measures.append(reads)
+        small, large = (series[subject.name] for subject in subjects)
+        result.add_series(small, fresh.latencies, unit="records", by_cpu=True)
+        result.add_series(large, grown.latencies, server.rss_bytes(), unit="records", by_cpu=True)
+        Control(server.address).expect_records(grown.topic, 1, grown.records)
+        result.measures.append(_read_everywhere(run, server, grown))
     found = ratio(small.per_cpu_s("records"), large.per_cpu_s("records"))
     result.check(
-        f"broker CPU a record, log of {segments_max:,} segments, of a new one",
+        f"broker CPU a record, log of {SEGMENTS:,} segments, of a new one",
         found.best,
         1.25,
         at_least=False,
@@ -246,21 +268,18 @@ def segment_growth(run: Run, result: Result) -> None:
     )
     result.curves.append(Curve("Cost of a record while a log grows", "segments", "us of broker CPU a record", points))
     result.notes.append(
-        f"segment.bytes {segment_bytes}, four batches of 100 B records each; {count} segments at the end"
+        f"single records of 100 B, window of 100, segment.bytes {segment_bytes}; {count} segments at the end"
     )
 
 
-def _read_everywhere(run: Run, server: Server, grown: Growing, records: int) -> Measure:
-    """Fetches that cross segments, over the whole of the grown log."""
-    assert grown.pipeline is not None
-    last = grown.pipeline.answered * records
-    step = records * 64
-    fetches = Fetches(server.address, grown.topic, range(0, last - step, step), 0, smallest=1)
+def _read_everywhere(run: Run, server: Server, grown: Appended) -> Measure:
+    """Fetches all over the grown log; an answer ends with its segment."""
+    fetches = Fetches(server.address, grown.topic, range(0, grown.records, grown.records // 500), 0, smallest=1)
     part = measure(Subject("read", server.pid, fetches.run), 0.5 if run.quick else 2.0)
     p50, p99, p999 = fetches.latencies.percentiles_ms(0.5, 0.99, 0.999)
     fetches.close()
     return Measure(
-        "fetch all over it",
+        "fetches all over it",
         requests_s=part.work.requests * 1e9 / part.wall_ns,
         mb_s=part.work.bytes * 1e3 / part.wall_ns,
         p50_ms=p50,

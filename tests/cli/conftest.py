@@ -58,11 +58,17 @@ def penstock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pyte
 
 
 @pytest.fixture(scope="session")
-def broker_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def broker_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of that broker."""
+    return tmp_path_factory.mktemp("broker") / "penstock-data"
+
+
+@pytest.fixture(scope="session")
+def broker_address(broker_directory: Path) -> Iterator[str]:
     """HOST:PORT of a broker in a process of its own, started with `penstock serve`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.cli.main", "serve", "--listen", "kafka=127.0.0.1:0"],
-        cwd=tmp_path_factory.mktemp("broker"),
+        cwd=broker_directory.parent,
         env=environment(PENSTOCK_STORAGE__FLUSH="os"),
         stdout=subprocess.PIPE,
         text=True,

@@ -78,7 +78,8 @@ class Confluent:
     def write(
         self, bootstrap: str, topic: str, records: Sequence[Sent], *, codec: str = "none", acks: int = -1, **more: Any
     ) -> list[int]:
-        producer = confluent_producer(bootstrap, acks=acks, **{"compression.type": codec, "linger.ms": 50, **more})
+        # flush() does not wait for the linger, so all that fits goes out in one batch, however slow the machine
+        producer = confluent_producer(bootstrap, acks=acks, **{"compression.type": codec, "linger.ms": 10_000, **more})
         offsets: list[int] = []
         errors: list[Any] = []
 

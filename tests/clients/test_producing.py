@@ -47,10 +47,9 @@ def stored(broker: Broker, topic: str, partition: int = 0) -> list[Batch]:
 
 
 def create(broker: Broker, topic: str, partitions: int = 1, **configs: str) -> None:
-    made = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0}).create_topics(
-        [NewTopic(topic, partitions, config={name.replace("_", "."): value for name, value in configs.items()})]
-    )
-    made[topic].result(30)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    new = NewTopic(topic, partitions, config={name.replace("_", "."): value for name, value in configs.items()})
+    admin.create_topics([new])[topic].result(30)
 
 
 # ---- what a record may be ---------------------------------------------------------------------------------------------
@@ -59,14 +58,15 @@ def create(broker: Broker, topic: str, partitions: int = 1, **configs: str) -> N
 @library_clients
 def test_null_and_empty_are_kept_apart(broker: Broker, topic: str, client: Client) -> None:
     records = [
-        Sent(None, None),
         Sent(b"", None),
         Sent(None, b""),
         Sent(b"", b""),
-        Sent(b"v", b"k", (("none", None), ("empty", b""), ("twice", b"1"), ("twice", b"2"))),
+        Sent(b"v", b"k", (("empty", b""), ("twice", b"1"), ("twice", b"2"))),
         Sent(b"v", b"k", tuple((f"header-{n}", b"%d" % n) for n in range(200))),
         Sent(bytes(range(256)), bytes(range(255, -1, -1))),
     ]
+    if client.name == "confluent-kafka":  # the others do not send these
+        records += [Sent(None, None), Sent(b"v", None, (("none", None),))]
     client.write(broker.bootstrap, topic, records)
     for reader in (Confluent(), Aiokafka(), KafkaPython()):
         seen = reader.read(broker.bootstrap, topic, len(records))
@@ -209,7 +209,7 @@ def test_a_topic_is_made_when_somebody_writes_to_it(broker: Broker, topic: str, 
 
 def test_no_topic_is_made_when_the_broker_may_not(strict_broker: Broker, topic: str) -> None:
     with pytest.raises(confluent_kafka.KafkaException) as refused:
-        Confluent().write(strict_broker.bootstrap, topic, [Sent(b"v")], **{"message.timeout.ms": 3_000})
+        Confluent().write(strict_broker.bootstrap, topic, [Sent(b"v")], **{"topic.metadata.propagation.max.ms": 300})
     assert refused.value.args[0].code() in (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
     assert not (strict_broker.data_dir / f"{topic}-0").exists()
 

@@ -125,5 +125,3 @@ def subscription(*topics: str) -> bytes:
     """ConsumerProtocolSubscription, version 0."""
     names = b"".join(len(name).to_bytes(2, "big") + name.encode() for name in topics)
     return b"\0\0" + len(topics).to_bytes(4, "big") + names + b"\xff\xff\xff\xff"
-
-

@@ -165,9 +165,7 @@ class ClassicGroupMachine(RuleBasedStateMachine):
             return
         for member in list(group.members) if rejoin and group.state is State.PREPARING else []:
             if member.member_id in self.instance_of or not member.is_new:
-                self._send(
-                    join_command(member.member_id, instance_id=member.instance_id, protocols=member.protocols)
-                )
+                self._send(join_command(member.member_id, instance_id=member.instance_id, protocols=member.protocols))
         if group.state is State.PREPARING:
             self.wait(3_000)
         if group.state is State.COMPLETING:

@@ -29,7 +29,9 @@ def serve(uvloop: bool, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[.
     caplog.set_level(logging.DEBUG, logger="penstock.net")
     with ExitStack() as stack:
 
-        def start(session_factory: Callable[[Any], Any] = FakeSession, host: str = "127.0.0.1", **settings: Any) -> Server:
+        def start(
+            session_factory: Callable[[Any], Any] = FakeSession, host: str = "127.0.0.1", **settings: Any
+        ) -> Server:
             settings = {"sweep_interval_ms": 20, "stop_grace_ms": 200, **settings}
             return stack.enter_context(Server(NetSettings(uvloop=uvloop, **settings), session_factory, host))
 

@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from penstock.model.chunks import Chunk, FileRange
 from penstock.model.errors import ProtocolError
@@ -129,7 +129,7 @@ class Server:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="fake-server")
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         self._thread.start()
         assert self._started.wait(WAIT_S)
         if self._failure is not None:
@@ -148,7 +148,7 @@ class Server:
         try:
             with asyncio.Runner(loop_factory=loop_factory(self._settings.uvloop)) as runner:
                 runner.run(self._main())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread of the test
             self._failure = error
         finally:
             self._started.set()
@@ -184,8 +184,7 @@ class Server:
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(WAIT_S)
 
     def connect(self, receive_bytes: int | None = None) -> Client:
-        client = Client(self._host, self.listener.port, receive_bytes)
-        return client
+        return Client(self._host, self.listener.port, receive_bytes)
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds on the loop."""
@@ -201,9 +200,13 @@ class Client:
         if receive_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.socket.settimeout(WAIT_S)
-        self.socket.connect((host, port))
+        try:
+            self.socket.connect((host, port))
+        except OSError:
+            self.socket.close()
+            raise
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

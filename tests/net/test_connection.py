@@ -122,9 +122,7 @@ def test_a_fatal_frame_closes_after_the_answers_before_it_with_one_printable_lin
         other.send(frame(NOBODY))
         assert other.read() == NOBODY
     until(lambda: server.call(lambda: not server.listener.connections))
-    assert lines() == [
-        f"fake connection from 127.0.0.1:{port} closed: an empty frame\\r\\nforged line \\x1b[31m"
-    ]
+    assert lines() == [f"fake connection from 127.0.0.1:{port} closed: an empty frame\\r\\nforged line \\x1b[31m"]
     assert server.sessions[1].closings == 1
 
 
@@ -133,7 +131,7 @@ def test_a_fatal_frame_waits_for_parked_answers_before_it(serve):
     with server.connect() as client:
         client.send(frame(b"p") + b"\0\0\0\0")
         server.until(lambda: server.sessions and server.sessions[0].parked)
-        server.call(lambda: server.sessions[0].release())
+        server.call(server.sessions[0].release)
         assert client.read() == b"parked 0"
         assert client.is_closed_by_peer()
 
@@ -272,7 +270,7 @@ def test_a_half_closed_peer_gets_its_parked_answers(serve):
         client.send(frame(b"p") + frame(b"e after"))
         client.socket.shutdown(socket.SHUT_WR)
         server.until(lambda: server.sessions and server.sessions[0].parked)
-        server.call(lambda: server.sessions[0].release())
+        server.call(server.sessions[0].release)
         assert [client.read(), client.read()] == [b"parked 0", b"e after"]
         assert client.is_closed_by_peer()
 

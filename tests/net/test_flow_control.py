@@ -86,7 +86,7 @@ def test_ready_answers_behind_a_parked_one_are_bounded_too(serve):
     with server.connect() as client:
         client.send(frame(b"p") + frame(b"e") * 50)
         server.until(lambda: server.sessions and len(server.sessions[0].performed) == 10)
-        server.call(lambda: server.sessions[0].release())
+        server.call(server.sessions[0].release)
         assert client.read() == b"parked 0"
         assert [client.read() for _ in range(50)] == [b"e"] * 50
 
@@ -96,7 +96,7 @@ def test_many_large_answers_that_come_at_once_leave_within_the_bound(serve):
     with server.connect(receive_bytes=65_536) as client:
         client.send(frame(b"p") + big(200_000) * 100)
         server.until(lambda: server.sessions and len(server.sessions[0].performed) == 101)
-        server.call(lambda: server.sessions[0].release())
+        server.call(server.sessions[0].release)
         server.until(lambda: server.network.in_flight.bytes_held > MB // 2)
         assert server.call(lambda: server.network.in_flight.bytes_held) <= MB + 300_000
         assert client.read() == b"parked 0"
@@ -172,8 +172,8 @@ def test_pipelined_file_answers_are_bounded_by_what_the_peer_takes(serve, tmp_pa
     path = tmp_path / "log"
     path.write_bytes(data)
     with path.open("rb") as file:
-        FileSession = type("FileSession", (FakeSession,), {"file": file})
-        server = serve(FileSession)
+        file_session = type("FileSession", (FakeSession,), {"file": file})
+        server = serve(file_session)
         with server.connect(receive_bytes=65_536) as client:
             client.send(file_request(0, len(data)) * count)
             server.until(lambda: server.sessions and server.sessions[0].performed)

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock.broker import offsets
@@ -27,13 +27,19 @@ from penstock.broker.engine import (
     TopicInfo,
     TopicResult,
 )
+from penstock.broker.groups import OFFSETS_TOPIC, Groups
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.opening import open_partitions
 from penstock.broker.partition import Partition
 from penstock.broker.producer_ids import ProducerIds
 from penstock.broker.reads import Reads
 from penstock.broker.topics import Topics
+from penstock.broker.transactional import TransactionalAppends
+from penstock.broker.transactions import TRANSACTIONS_TOPIC, Transactions
+from penstock.coordination.consumer_group_records import SubscribedTopic
+from penstock.coordination.group_commands import GroupSettings
 from penstock.coordination.producers import ProducerTable
+from penstock.coordination.transaction_commands import TransactionSettings
 from penstock.model.errors import Fault
 from penstock.model.ids import INTERNAL_TOPICS, TopicPartition, is_internal
 from penstock.model.pending import Pending
@@ -46,6 +52,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READER_THREADS = 4
+
+INTERNAL_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
+"""Small segments: what is cleaned early is loaded fast."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,6 +71,9 @@ class EngineSettings:
     checkpoint_interval_ms: int = 5_000
     retention_check_interval_ms: int = 300_000
     topic_defaults: Mapping[str, str] | None = None
+    internal_partitions: int = 4
+    """Of `__consumer_offsets` and `__transaction_state`, when they are made."""
+    groups: GroupSettings = field(default_factory=GroupSettings)
 
 
 class EmbeddedEngine:
@@ -84,7 +96,24 @@ class EmbeddedEngine:
         self.read = self._reads.read
         self._producer_ids = ProducerIds(directory)
         self._producer_ids_lock = asyncio.Lock()
+        self._internal_lock = asyncio.Lock()
         self._topics = Topics(directory, settings, self._publish, self._withdraw, self._reconfigure)
+        self._topics.on_change = self._topics_changed
+        self.groups = Groups(
+            settings.groups, self._topics.matching, self.now_ms, self._readers, self._make_offsets_topic
+        )
+        self.transactions = Transactions(
+            TransactionSettings(transaction_timeout_ms_max=settings.transaction_max_timeout_ms),
+            directory.leader_epoch,
+            self._take_producer_id,
+            self._find,
+            self.groups,
+            self.now_ms,
+            self._readers,
+            self._make_transactions_topic,
+        )
+        self._transactional = TransactionalAppends(self.transactions, self._find, self.append_many)
+        self.append_transactional = self._transactional.append
         self.housekeeping = Housekeeping(
             directory,
             self._partitions.values,
@@ -121,11 +150,16 @@ class EmbeddedEngine:
             "a clean" if self.directory.clean else "an unclean",
             self.leader_epoch,
         )
+        self._topics_changed()
+        self.groups.open(self._partitions_of(OFFSETS_TOPIC))
+        self.transactions.open(self._partitions_of(TRANSACTIONS_TOPIC), self.groups.loaded)
         self.housekeeping.start()
 
     async def stop(self) -> None:
         """Flush everything and leave the marker of a clean stop."""
         await self.housekeeping.stop()
+        self.transactions.stop()
+        self.groups.stop()
         for task in list(self._work):
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
@@ -248,17 +282,31 @@ class EmbeddedEngine:
         if not 0 <= offset <= found.high_watermark:
             return Fault.OFFSET_OUT_OF_RANGE, -1
         log.advance_start(offset, self.now_ms())
-        found.producers.log_start_moved(log.log_start_offset)
+        found.log_start_moved()
         await self.housekeeping.checkpoint()
         return Fault.NONE, log.log_start_offset
 
     async def new_producer_id(self) -> int:
-        """An partition_id that no other producer has or will have."""
+        """An id that no other producer has or will have."""
         async with self._producer_ids_lock:
-            if self._producer_ids.exhausted:
-                end = await self._loop.run_in_executor(None, self._producer_ids.reserve)
-                self._producer_ids.reserved(end)
+            await self._reserve_producer_ids()
             return self._producer_ids.take()
+
+    def _take_producer_id(self) -> int | None:
+        """One of the reserved ids; None when there is none, and then the next block is on its way."""
+        if self._producer_ids.exhausted:
+            self.spawn(self._reserve_more(), lambda _: None)
+            return None
+        return self._producer_ids.take()
+
+    async def _reserve_more(self) -> None:
+        async with self._producer_ids_lock:
+            await self._reserve_producer_ids()
+
+    async def _reserve_producer_ids(self) -> None:
+        if self._producer_ids.exhausted:
+            end = await self._loop.run_in_executor(None, self._producer_ids.reserve)
+            self._producer_ids.reserved(end)
 
     # ------------------------------------------------------------------------------------------------ topics
 
@@ -318,6 +366,40 @@ class EmbeddedEngine:
         """The overrides of a topic."""
         entry = self._topics.get(name)
         return None if entry is None else entry.configs
+
+    # ------------------------------------------------------------------------------------------------ internal topics
+
+    def _make_offsets_topic(self) -> Pending[Fault]:
+        return self._make_internal(OFFSETS_TOPIC, self.groups.open)
+
+    def _make_transactions_topic(self) -> Pending[Fault]:
+        return self._make_internal(TRANSACTIONS_TOPIC, self.transactions.open)
+
+    def _make_internal(self, name: str, opened: Callable[[list[Partition]], None]) -> Pending[Fault]:
+        """Create an internal topic and hand its partitions over, once however many ask for it."""
+        return self.spawn(self._made_internal(name, opened), lambda _: Fault.COORDINATOR_NOT_AVAILABLE)
+
+    async def _made_internal(self, name: str, opened: Callable[[list[Partition]], None]) -> Fault:
+        async with self._internal_lock:
+            if self._topics.get(name) is None:
+                topic = NewTopic(name, self.settings.internal_partitions, 1, INTERNAL_TOPIC_CONFIGS)
+                (result,) = await self._topics.create([topic], validate_only=False)
+                if result.fault is not Fault.NONE:
+                    logger.error("internal topic %s cannot be made: %s", name, result.text)
+                    return Fault.COORDINATOR_NOT_AVAILABLE
+                opened(self._partitions_of(name))
+                await self.groups.loaded()
+                await self.transactions.loaded()
+            return Fault.NONE
+
+    def _partitions_of(self, name: str) -> list[Partition]:
+        entry = self._topics.get(name)
+        return [] if entry is None else [self._partitions[name, at] for at in range(entry.partitions)]
+
+    def _topics_changed(self) -> None:
+        self.groups.topics_changed(
+            {entry.name: SubscribedTopic(entry.id, entry.partitions) for entry in self._topics.entries()}
+        )
 
     # ------------------------------------------------------------------------------------------------ inside
 

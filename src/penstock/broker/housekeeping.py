@@ -138,7 +138,7 @@ class Housekeeping:
         count = expired_segments(log, partition.config, partition.high_watermark, now_ms)
         if count:
             freed = log.drop_segments(count, now_ms)
-            partition.producers.log_start_moved(log.log_start_offset)
+            partition.log_start_moved()
             logger.info(
                 "retention: %s: %d segments, %d bytes deleted; starts at %d now",
                 log.name,

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from penstock.broker.aborted import AbortedTransactions
 from penstock.broker.catalogue import TopicEntry
 from penstock.broker.partition import Partition
 from penstock.coordination.producer_records import decode_snapshot
@@ -47,11 +48,13 @@ def open_partitions(
             partition_id = TopicPartition(entry.name, at)
             log, report = directory.open_log(str(partition_id), config, now_ms)
             producers = ProducerTable(now_ms)
+            aborted = AbortedTransactions()
             snapshot_offset = -1
             if log is not None:
                 try:
-                    snapshot_offset = _load_producers(directory, log, producers)
-                except DiskFailed as error:
+                    aborted.load(log.read_aborted(), log.log_end_offset)
+                    snapshot_offset = _load_producers(directory, log, producers, aborted)
+                except (DiskFailed, ValueError) as error:
                     log, report.offline = None, str(error)
             if log is None:
                 offline += 1
@@ -62,11 +65,14 @@ def open_partitions(
                 partition_id, log, config, flush, leader_epoch, producers, request_flush, report.offline or ""
             )
             partition.snapshot_offset = snapshot_offset
+            partition.aborted = aborted
             partitions.append(partition)
     return Opened(partitions, offline)
 
 
-def _load_producers(directory: DataDirectory, log: PartitionLog, producers: ProducerTable) -> int:
+def _load_producers(
+    directory: DataDirectory, log: PartitionLog, producers: ProducerTable, aborted: AbortedTransactions
+) -> int:
     """Fill the table; the offset of the snapshot used, or -1."""
     disk = directory.disk
     names = [name for name in disk.names(log.directory) if name.endswith(".snapshot") and name[:20].isdigit()]
@@ -93,6 +99,8 @@ def _load_producers(directory: DataDirectory, log: PartitionLog, producers: Prod
             if header.is_control:
                 place = Place(position, header.size, header.base_offset, header.last_offset, -1, -1)
                 batch = Batch(memoryview(segment.read_batch(place)))
-            producers.replay(batch)
+            entry = producers.replay(batch)
+            if entry is not None:
+                aborted.add(entry)
     producers.high_watermark_moved(log.log_end_offset)
     return covered

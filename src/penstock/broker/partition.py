@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from penstock.broker.aborted import AbortedTransactions
 from penstock.broker.engine import Appended
 from penstock.coordination.producers import Duplicate, ProducerTable
 from penstock.model.errors import BrokerError, Fault
@@ -25,6 +26,7 @@ from penstock.records.batch import (
     Batch,
     BatchError,
 )
+from penstock.records.control import Marker, build_marker
 from penstock.records.record import read_records
 from penstock.storage.log import PartitionLog
 
@@ -39,6 +41,7 @@ class DataWaiter(Protocol):
 class Partition:
     __slots__ = (
         "_flush_waiters",
+        "aborted",
         "config",
         "data_waiters",
         "durable",
@@ -74,6 +77,7 @@ class Partition:
         self.request_flush = request_flush
         self.snapshot_offset = -1
         """The log end offset that the last producer snapshot covers."""
+        self.aborted = AbortedTransactions()
         self.data_waiters: dict[DataWaiter, None] = {}
         self._flush_waiters: deque[tuple[int, Callable[[Fault], None]]] = deque()
         self.high_watermark = 0
@@ -255,6 +259,58 @@ class Partition:
         except BatchError as damage:
             raise BrokerError(Fault.CORRUPT_MESSAGE, str(damage)) from None
 
+    def append_own(self, data: bytearray, now_ms: int) -> int:
+        """Append a batch that the broker made itself; the offset whose flush makes it safe. Raises BrokerError."""
+        log = self._writable()
+        batch = Batch(memoryview(data))
+        offset = log.log_end_offset
+        if batch.producer_id >= 0:
+            self.producers.stage(batch, offset)  # a coordinator checked who it is; its batches have no sequences
+        batch.place(offset, self.leader_epoch)
+        self._append_staged(log, batch, now_ms)
+        return log.log_end_offset
+
+    def append_marker(
+        self, marker: Marker, producer_id: int, producer_epoch: int, transaction_version: int, now_ms: int
+    ) -> int:
+        """End a producer's transaction here; the offset whose flush makes the end safe. Raises BrokerError."""
+        log = self._writable()
+        verdict = self.producers.check_marker(
+            producer_id, producer_epoch, marker.coordinator_epoch, transaction_version
+        )
+        if isinstance(verdict, Duplicate):
+            return log.log_end_offset
+        if verdict is not None:
+            raise BrokerError(verdict)
+        data = build_marker(marker, producer_id=producer_id, producer_epoch=producer_epoch, timestamp_ms=now_ms)
+        batch = Batch(memoryview(data))
+        offset = log.log_end_offset
+        batch.place(offset, self.leader_epoch)
+        aborted = self.producers.stage(batch, offset)
+        if aborted is not None:
+            log.append_aborted(aborted.encode())
+        self._append_staged(log, batch, now_ms)
+        if aborted is not None:
+            self.aborted.add(aborted)
+        return log.log_end_offset
+
+    def _writable(self) -> PartitionLog:
+        if self.log is None:
+            raise BrokerError(Fault.STORAGE_ERROR, f"{self.id} is offline: {self.reason}")
+        return self.log
+
+    def _append_staged(self, log: PartitionLog, batch: Batch, now_ms: int) -> None:
+        try:
+            log.append((batch,), now_ms)
+        except BrokerError:
+            self.producers.rollback()
+            raise
+        self.producers.commit()
+        if self.durable:
+            self.request_flush(log)
+        else:
+            self._advance(log.log_end_offset)
+
     # ------------------------------------------------------------------------------------------------ waiting
 
     def when_flushed(self, offset: int, callback: Callable[[Fault], None]) -> bool:
@@ -291,6 +347,12 @@ class Partition:
         if log is None or not log.dirty or self.durable:
             return False
         return self.flushes_by_interval or self.config.flush_ms != _LONG_MAX
+
+    def log_start_moved(self) -> None:
+        """Segments were deleted, or records below an offset."""
+        assert self.log is not None
+        self.producers.log_start_moved(self.log.log_start_offset)
+        self.aborted.cut_start(self.log.log_start_offset)
 
     def _advance(self, offset: int) -> None:
         if offset <= self.high_watermark:

@@ -86,7 +86,10 @@ class Reads:
             records = log.read(offset, min(read.max_bytes, budget), upper, one_batch=one_batch)
         except DiskFailed:
             return ReadResult(Fault.STORAGE_ERROR, high_watermark, stable, start)
-        return ReadResult(Fault.NONE, high_watermark, stable, start, records)
+        if records is None or isolation != Isolation.READ_COMMITTED or not len(partition.aborted):
+            return ReadResult(Fault.NONE, high_watermark, stable, start, records)
+        aborted = partition.aborted.between(offset, log.segment_end(offset, upper))
+        return ReadResult(Fault.NONE, high_watermark, stable, start, records, aborted)
 
     def warm(self, cold: Cold, then: Callable[[], None]) -> None:
         """Bring the bytes into memory on a reader thread, then go on."""

@@ -47,6 +47,7 @@ class Topics:
         self._configs: dict[str, TopicConfig] = {}
         self._lock = asyncio.Lock()
         self.version = 0
+        self.on_change: Callable[[], None] | None = None
 
     # ------------------------------------------------------------------------------------------------ asking
 
@@ -68,6 +69,16 @@ class Topics:
             entry = self._entries[TopicName(name)]
             config = self._configs[name] = topic_config.parse(entry.configs, self._defaults)
         return config
+
+    def matching(self, pattern: str) -> frozenset[str]:
+        """The topics whose whole name fits a client's RE2 pattern; raises BrokerError when it is none."""
+        import re2
+
+        try:
+            fits = re2.compile(pattern).fullmatch
+        except re2.error as error:
+            raise BrokerError(Fault.INVALID_REGULAR_EXPRESSION, f"{pattern!r}: {error}") from None
+        return frozenset(name for name in self._entries if not is_internal(name) and fits(name))
 
     @property
     def partition_count(self) -> int:
@@ -252,6 +263,8 @@ class Topics:
         self._names_by_id = {entry.id.bytes: entry.name for entry in entries.values()}
         self._configs = {name: config for name, config in self._configs.items() if name in entries}
         self.version += 1
+        if self.on_change is not None:
+            self.on_change()
 
     @staticmethod
     def _off_loop(work: Callable[[], _T]) -> Awaitable[_T]:

@@ -152,7 +152,7 @@ class Delivery:
     def __init__(self, producer: Producer, topic: str, partition: int | None, headers: list[Header]) -> None:
         self._producer = producer
         self._topic = topic
-        where = {} if partition is None else {"partition": partition}
+        where: dict[str, Any] = {} if partition is None else {"partition": partition}
         self._produce = functools.partial(producer.produce, topic, on_delivery=self._note_failure, **where)
         self._headers = headers
         self._accepted = 0

@@ -15,7 +15,7 @@ import struct
 from typing import NamedTuple
 
 from penstock.coordination.record_fields import FieldError, FieldReader, FieldWriter
-from penstock.coordination.transaction_states import NO_EPOCH, NO_PRODUCER_ID, Status, TransactionState
+from penstock.coordination.transaction_states import EPOCH_MAX, NO_EPOCH, NO_PRODUCER_ID, Status, TransactionState
 from penstock.model.ids import TopicName, TopicPartition
 
 KEY_VERSION = 0
@@ -121,10 +121,16 @@ def _decode_value(value: bytes | memoryview) -> TransactionState:
         _tagged(tags, _LAST_PRODUCER_EPOCH_TAG, _I16, NO_EPOCH),
         transaction_version,
     )
-    if _LAST_PRODUCER_EPOCH_TAG not in tags and transaction_version >= 2 and state.prepared and producer_epoch > 0:
-        # Kafka's own record: it takes the epoch before a raised one for a repeated request (KIP-890).
-        return state._replace(last_producer_epoch=producer_epoch - 1)
-    return state
+    if _LAST_PRODUCER_EPOCH_TAG in tags or transaction_version < 2 or status in (Status.EMPTY, Status.ONGOING):
+        return state
+    return state._replace(last_producer_epoch=_assumed_last_epoch(state))
+
+
+def _assumed_last_epoch(state: TransactionState) -> int:
+    """In a record of Kafka's own: it takes whoever shows the epoch before a raised one for the same client (KIP-890)."""
+    if state.producer_epoch > 0:
+        return state.producer_epoch - 1
+    return NO_EPOCH if state.previous_producer_id == NO_PRODUCER_ID else EPOCH_MAX - 1
 
 
 def _tagged(tags: dict[int, bytes], tag: int, layout: struct.Struct, default: int) -> int:

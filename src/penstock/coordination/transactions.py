@@ -21,7 +21,7 @@ How a transactional id goes from status to status (`transaction_states` has the 
                      |                        |   +--timeout, or init by another--> PREPARE_ABORT  |
                      |                        +---------------------------------- add partitions  |
                      +------------------------------------------------------------------- init ---+
-    at rest (EMPTY, COMPLETE_x): expires to DEAD after a week; version 2 may abort although nothing is open, for a new epoch
+    at rest (EMPTY, COMPLETE_x) it expires to DEAD after a week, and version 2 may abort nothing, for a new epoch
 
 Epochs end. Clients get epochs up to 32766; 32767 only fences. A client at the end of its epochs gets a new producer id
 with epoch 0; while the markers of its last transaction are being written, the state holds both ids.
@@ -294,9 +294,11 @@ class TransactionCoordinator:
             return ProducerResult(Fault.PRODUCER_FENCED)
         if state.status is Status.ONGOING:
             return self._prepare(name, state._replace(transaction_version=0), commit, now_ms)
-        if state.status in _DECIDED and _DECIDED[state.status] is commit:
-            return ProducerResult(Fault.CONCURRENT_TRANSACTIONS if state.prepared else Fault.NONE, *state.identity)
-        return ProducerResult(Fault.INVALID_TXN_STATE)
+        if state.status is Status.EMPTY or _DECIDED[state.status] is not commit:
+            return ProducerResult(Fault.INVALID_TXN_STATE)
+        if state.prepared:
+            return ProducerResult(Fault.CONCURRENT_TRANSACTIONS)
+        return ProducerResult(Fault.NONE, *state.identity)
 
     def _end_raising_epoch(
         self, name: str, state: TransactionState, identity: Identity, commit: bool, now_ms: int
@@ -389,7 +391,7 @@ class TransactionCoordinator:
             ),
         )
 
-    # ---------------------------------------------------------------------------------------------- expiry and questions
+    # -------------------------------------------------------------------------------------------- expiry and questions
 
     def _expire(self, now_ms: int) -> None:
         oldest_ms = now_ms - self._settings.transactional_id_expiration_ms
@@ -436,4 +438,4 @@ _TITLES = frozenset(status.title for status in Status)
 
 
 def _is_name(name: str) -> bool:
-    return 0 < len(name) and len(name.encode(errors="surrogatepass")) <= NAME_BYTES_MAX
+    return 0 < len(name.encode()) <= NAME_BYTES_MAX

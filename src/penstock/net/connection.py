@@ -60,12 +60,12 @@ class Connection(asyncio.BufferedProtocol):
         "_eof",
         "_half",
         "_heard_ms",
-        "_leave_scheduled",
         "_listener",
         "_network",
         "_outbox",
         "_parked",
         "_reading",
+        "_scheduled",
         "_session",
         "_stalled_bytes",
         "_stalled_since_ms",
@@ -88,7 +88,7 @@ class Connection(asyncio.BufferedProtocol):
         self._closed = True
         self._half = HalfFrame(self._network.pool)
         self._parked: deque[tuple[Any, Any]] | None = None
-        self._leave_scheduled = False
+        self._scheduled = False
         self._backlog: _Backlog | None = None
         self._outbox: Outbox | None = None
         self._reading = True
@@ -161,12 +161,9 @@ class Connection(asyncio.BufferedProtocol):
         self.stalled = True
 
     def resume_writing(self) -> None:
+        # Not at once: asyncio's transport is in the middle of a write, and would end twice if this connection ended now.
         self.stalled = False
-        if self._closed:
-            return
-        if self._outbox is not None:
-            self._outbox.pump()
-        self.answers_moved()
+        self._go_on_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._closed:
@@ -233,8 +230,8 @@ class Connection(asyncio.BufferedProtocol):
         """Perform in order and send the answers; what remains when a bound stopped it."""
         session = self._session
         perform, answer = session.perform, session.answer
-        settings = self._network.settings
-        high = settings.write_buffer_bytes_high
+        parked_max = self._network.settings.in_flight_requests_max
+        room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
         parked = self._parked
         out: list[Chunk] = []
         size = 0
@@ -248,16 +245,17 @@ class Connection(asyncio.BufferedProtocol):
                         return None
                     if self._is_full():
                         return chain((request,), requests)
+                    room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
                 result = perform(request)
                 if parked or isinstance(result, Pending):
                     parked = self._park(request, result)
-                    full = len(parked) >= settings.in_flight_requests_max
+                    full = len(parked) >= parked_max
                 else:
                     chunks = answer(request, result)
                     for chunk in chunks:
                         size += len(chunk)
                     out += chunks
-                    if size > high:
+                    if size > room:
                         full = True
         except ProtocolError as error:
             self._send(out, size)
@@ -283,19 +281,24 @@ class Connection(asyncio.BufferedProtocol):
 
     def _woken(self, _result: Any) -> None:
         # Many requests end by one flush: their answers leave together, and never inside the broker's call.
-        if not self._leave_scheduled and not self._closed:
-            self._leave_scheduled = True
-            self._network.loop.call_soon(self._leave_soon)
+        self._go_on_soon()
 
-    def _leave_soon(self) -> None:
-        self._leave_scheduled = False
+    def _go_on_soon(self) -> None:
+        if not self._scheduled and not self._closed:
+            self._scheduled = True
+            self._network.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._scheduled = False
+        if not self._closed and self._outbox is not None:
+            self._outbox.pump()
         if not self._closed:
             self.answers_moved()
 
     def _leave(self) -> None:
         """Send the answers at the head of the queue that have come, as far as the bound of unsent bytes allows."""
         parked = self._parked
-        high = self._network.settings.write_buffer_bytes_high
+        room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
         out: list[Chunk] = []
         size = 0
         try:
@@ -305,18 +308,19 @@ class Connection(asyncio.BufferedProtocol):
                     if not result.done:
                         break
                     result = result.result
-                if self._bytes_unsent() > high:
+                if room < 0:
                     break
                 parked.popleft()
                 chunks = self._session.answer(request, result)
                 for chunk in chunks:
                     size += len(chunk)
                 out += chunks
-                if size > high:
+                if size > room:
                     self._send(out, size)
                     out, size = [], 0
                     if self._closed:
                         return
+                    room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
         except ProtocolError as error:
             self._send(out, size)
             self._end(str(error))
@@ -401,8 +405,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
 
     def _bytes_unsent(self) -> int:
-        unsent = self._transport.get_write_buffer_size() if self.stalled else 0
-        return unsent if self._outbox is None else unsent + self._outbox.bytes_unsent
+        unsent = 0 if self._outbox is None else self._outbox.bytes_unsent
+        return unsent + self._transport.get_write_buffer_size() if self.stalled else unsent
 
     def _has_unfinished(self) -> bool:
         return bool(self._parked) or self._backlog is not None or self._bytes_unsent() > 0

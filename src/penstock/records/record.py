@@ -28,8 +28,7 @@ HEADER_NAME_ERRORS = "surrogateescape"
 
 
 class Record(NamedTuple):
-    """A record as it lies in the log. A tuple, because it is made a million times: a frozen dataclass costs three times
-    as much."""
+    """A record as it lies in the log. A tuple, because it is made a million times: a frozen dataclass costs twice that."""
 
     offset: int
     timestamp: int

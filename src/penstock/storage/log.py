@@ -186,6 +186,24 @@ class PartitionLog:
         if len(places) > PLACES_REMEMBERED:
             del places[next(iter(places))]
 
+    def append_aborted(self, entry: bytes) -> None:
+        """Add an entry to the active segment's index of aborted transactions; it is flushed with the marker it is of."""
+        path = self.active.path.with_suffix(".txnindex")
+        try:
+            file = self._files.create(path)
+            self._disk.write_at(file, self._disk.size(path), (entry,), len(entry))
+        except (DiskFull, DiskFailed) as error:
+            # without it aborted records would be read as committed ones
+            self.fail(DiskFailed(error.errno, str(error)))
+            return
+        self._unsynced.append(file)
+        self._directory_dirty = True
+
+    def read_aborted(self) -> list[bytes]:
+        """The index of aborted transactions, a file a segment that has one."""
+        paths = [segment.path.with_suffix(".txnindex") for segment in self.segments]
+        return [self._disk.read_whole(path) for path in paths if self._disk.exists(path)]
+
     def _begin_epoch(self, epoch: int) -> None:
         self.epochs.assign(epoch, self.log_end_offset)
         self.leader_epoch = epoch
@@ -249,6 +267,11 @@ class PartitionLog:
     def segment_at(self, offset: int) -> int:
         """Index of the segment that may hold `offset`."""
         return max(0, bisect_right(self.segments, offset, key=_base_offset) - 1)
+
+    def segment_end(self, offset: int, upper: int) -> int:
+        """Where a read from `offset` ends at the latest: its segment's end, or `upper`."""
+        following = self.segment_at(offset) + 1
+        return min(upper, self.segments[following].base_offset) if following < len(self.segments) else upper
 
     def locate(self, offset: int) -> tuple[Segment, Place] | None:
         """The first batch whose last offset is at or past `offset`; None past the end. Raises Cold."""

@@ -194,6 +194,10 @@ class Segment:
             raise DiskFailed(0, f"{self.path}: batch at {place.position} is cut off")
         return data
 
+    def read_span(self, position: int, length: int) -> bytes:
+        """Bytes of the file as they lie, waiting for the disk: for those who replay a log."""
+        return self._disk.read_at(self.file, position, length)
+
     def largest_timestamp(self) -> int:
         """Of all its records; -1 if none has one. Closed segments know it from their time index."""
         if self.max_timestamp == NO_TIMESTAMP and self.size:

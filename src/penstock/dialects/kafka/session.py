@@ -31,6 +31,8 @@ from penstock.model.pending import Pending
 _SIZE = struct.Struct(">i")
 _ACKS = (-1, 0, 1)
 _NO_RECORDS = memoryview(b"")
+_VERSION_THAT_ADDS_PARTITIONS = 12
+"""From Produce 12 on a transactional batch adds its partition to the transaction by itself (KIP-890)."""
 
 
 class ProduceRun:
@@ -152,7 +154,17 @@ class KafkaSession:
             topic = name
         if run.acks not in _ACKS:
             return [Appended(Fault.INVALID_REQUIRED_ACKS)] * len(run.items)
+        if run.transactional_id is not None:
+            appends = [Append(topic, run.partition, records) for _, records in run.items]
+            return self._append_transactional(run.transactional_id, run.version, appends, run.acks)
         return engine.append(topic, run.partition, [records for _, records in run.items], run.acks)
+
+    def _append_transactional(
+        self, transactional_id: str, version: int, appends: list[Append], acks: int
+    ) -> list[Appended] | Pending[list[Appended]]:
+        return self._service.engine.append_transactional(
+            transactional_id, appends, acks, adds_partitions=version >= _VERSION_THAT_ADDS_PARTITIONS
+        )
 
     def _perform_produce(self, call: ProduceCall) -> list[Appended] | Pending[list[Appended]]:
         engine = self._service.engine
@@ -167,7 +179,11 @@ class KafkaSession:
                     appends.append(Append(name, partition, _NO_RECORDS if records is None else records))
         if request.acks not in _ACKS:
             return [Appended(Fault.INVALID_REQUIRED_ACKS)] * len(known)
-        results = engine.append_many(appends, request.acks) if appends else []
+        results: list[Appended] | Pending[list[Appended]] = []
+        if appends and request.transactional_id is not None:
+            results = self._append_transactional(request.transactional_id, call.version, appends, request.acks)
+        elif appends:
+            results = engine.append_many(appends, request.acks)
         if all(known):
             return results
 

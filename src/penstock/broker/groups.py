@@ -1,0 +1,135 @@
+"""Consumer groups and committed offsets, for every dialect: `__consumer_offsets`, a coordinator for each of its partitions.
+
+The pure machine answers at once or parks the ticket; its records are appended in one batch, and no answer leaves before
+what it rests on is flushed.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+from penstock.broker.coordinators import Shard, Shards
+from penstock.coordination.consumer_group_records import SubscribedTopic
+from penstock.coordination.group_commands import Command, DropTopics, Effects, GroupSettings
+from penstock.coordination.group_coordinator import GroupCoordinator
+from penstock.coordination.group_records import decode, encode
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.ids import TopicName, TopicPartition
+from penstock.model.pending import Pending
+from penstock.records.batch import Batch
+from penstock.records.control import MarkerKind, read_marker
+from penstock.records.record import read_records
+
+logger = logging.getLogger(__name__)
+
+OFFSETS_TOPIC = TopicName("__consumer_offsets")
+
+
+class GroupShard(Shard[GroupCoordinator]):
+    def take(self, machine: GroupCoordinator, batch: Batch) -> None:
+        if batch.is_control:
+            marker = read_marker(batch)
+            if marker is not None:
+                machine.end_transaction(batch.producer_id, committed=marker.kind is MarkerKind.COMMIT)
+            return
+        producer_id = batch.producer_id if batch.is_transactional else None
+        for entry in read_records(batch):
+            record = decode(entry.key or b"", entry.value)
+            if record is not None:
+                machine.replay(record, producer_id)
+
+    def serve(self, machine: GroupCoordinator) -> None:
+        machine.loaded(self.now_ms())
+
+    def ask(self, command: Command) -> Pending[Any] | Fault:
+        machine = self.machine
+        if machine is None:
+            return self.fault
+        ticket: Pending[Any] = Pending()
+        self._carry_out(machine.handle(command, self.now_ms(), ticket))
+        self.schedule()
+        return ticket
+
+    def tick(self, machine: GroupCoordinator) -> None:
+        self._carry_out(machine.tick(self.now_ms()))
+
+    def _carry_out(self, effects: Effects) -> None:
+        """Append the records, and answer when they are safe."""
+        if effects.records:
+            producer = (-1, -1) if effects.producer is None else effects.producer
+            try:
+                self.log.append([encode(record) for record in effects.records], self.now_ms(), *producer)
+            except BrokerError as error:
+                self._start_again(effects, error)
+                return
+        answers = effects.answers
+        if answers:
+            self.log.when_safe(lambda fault: _tell(answers, fault))
+
+    def _start_again(self, effects: Effects, error: BrokerError) -> None:
+        """The state is ahead of its log: nobody may see it. Those who wait are sent away, the log tells what holds."""
+        logger.error("%s: %s; its groups are loaded again", self.log.id, error)
+        machine = self.machine
+        _tell(effects.answers, Fault.COORDINATOR_NOT_AVAILABLE)
+        if machine is not None:
+            _tell(machine.unload(Fault.COORDINATOR_NOT_AVAILABLE).answers, Fault.COORDINATOR_NOT_AVAILABLE)
+        self.load()
+
+    def stop(self) -> None:
+        if self.machine is not None:
+            _tell(self.machine.unload(Fault.NOT_COORDINATOR).answers, Fault.NOT_COORDINATOR)
+        super().stop()
+
+
+def _tell(answers: list[Any], fault: Fault) -> None:
+    for ticket, result in answers:
+        if isinstance(ticket, Pending):
+            ticket.complete(result if fault is Fault.NONE else fault)
+
+
+class Groups(Shards[GroupShard]):
+    """All groups of this broker."""
+
+    def __init__(
+        self,
+        settings: GroupSettings,
+        resolve: Callable[[str], frozenset[str]],
+        now_ms: Callable[[], int],
+        readers: Executor,
+        make_topic: Callable[[], Pending[Fault]],
+    ) -> None:
+        super().__init__(lambda partition: GroupShard(partition, now_ms, readers, self._machine), make_topic)
+        self._settings = settings
+        self._resolve = resolve
+        self._topics: Mapping[str, SubscribedTopic] = {}
+
+    def _machine(self) -> GroupCoordinator:
+        machine = GroupCoordinator(self._settings, lambda: str(uuid.uuid4()), self._resolve)
+        machine.topics_changed(self._topics)
+        return machine
+
+    def partition_of(self, group: str) -> TopicPartition:
+        """Where the group's records are; the topic must be there (`ensure`)."""
+        return TopicPartition(OFFSETS_TOPIC, self.index_of(group))
+
+    def end_transaction(self, partition: int, producer_id: int, *, committed: bool) -> None:
+        """A marker was appended to one of the partitions."""
+        shard = self.shards.get(partition)
+        if shard is not None and shard.machine is not None:
+            shard.machine.end_transaction(producer_id, committed=committed)
+
+    def topics_changed(self, topics: Mapping[str, SubscribedTopic]) -> None:
+        """Topics came, went or grew: consumer groups look again, offsets of deleted topics go."""
+        gone = self._topics.keys() - topics.keys()
+        self._topics = topics
+        for shard in self.shards.values():
+            machine = shard.machine
+            if machine is None:
+                continue
+            machine.topics_changed(topics)
+            if machine.offset_topics() & gone:
+                shard.ask(DropTopics(frozenset(gone)))

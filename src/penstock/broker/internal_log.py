@@ -1,0 +1,90 @@
+"""One partition of an internal topic, as a coordinator uses it: replay it once, append to it, answer when it is flushed.
+
+States: *loading* (the log is being replayed, slice by slice, while others are served), *online*, *offline* (the partition
+cannot be written; whoever asks is told that the coordinator is not available, until the next start).
+
+A coordinator's state is ahead of its log between an append and its flush. So an answer waits until everything that was
+written before it is safe, and if a write fails, the state is thrown away and made again from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+from penstock.broker.partition import Partition
+from penstock.model.errors import Fault
+from penstock.records.batch import HEADER_BYTES, Batch
+from penstock.records.builder import NewRecord, build_batch
+
+LOAD_SLICE_S = 0.002
+"""How long replaying may hold the loop at a time."""
+LOAD_READ_BYTES = 1024 * 1024
+
+KeyValue = tuple[bytes, bytes | None]
+
+
+class InternalLog:
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+
+    @property
+    def id(self) -> str:
+        return str(self._partition.id)
+
+    def append(
+        self,
+        records: Sequence[KeyValue],
+        now_ms: int,
+        producer_id: int = -1,
+        producer_epoch: int = -1,
+    ) -> None:
+        """Append in one batch, transactional when there is a producer. Raises BrokerError."""
+        data = build_batch(
+            [NewRecord(now_ms, key, value) for key, value in records],
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            transactional=producer_id >= 0,
+        )
+        self._partition.append_own(data, now_ms)
+
+    def when_safe(self, then: Callable[[Fault], None]) -> None:
+        """Call when everything appended so far is flushed: at once where it is, or where the policy does not wait."""
+        log = self._partition.log
+        if log is None:
+            then(Fault.COORDINATOR_NOT_AVAILABLE)
+        elif not self._partition.durable or not self._partition.when_flushed(log.log_end_offset, then):
+            then(Fault.NONE)
+
+    async def replay(self, take: Callable[[Batch], None], readers: Executor) -> None:
+        """Hand every batch of the log to `take`, a little at a time. Raises DiskFailed and BatchError."""
+        log = self._partition.log
+        if log is None:
+            return
+        loop = asyncio.get_running_loop()
+        deadline = time.monotonic() + LOAD_SLICE_S
+        for segment in list(log.segments):
+            position, end = 0, segment.size
+            while end - position >= HEADER_BYTES:
+                data = await loop.run_in_executor(
+                    readers, segment.read_span, position, min(LOAD_READ_BYTES, end - position)
+                )
+                view = memoryview(data)
+                at = 0
+                while len(view) - at >= HEADER_BYTES:
+                    header = Batch.of_header(view[at:])
+                    if at + header.size > len(view):
+                        break
+                    if header.next_offset > log.log_start_offset:
+                        take(Batch(view[at : at + header.size]))
+                    at += header.size
+                    if time.monotonic() > deadline:
+                        await asyncio.sleep(0)
+                        deadline = time.monotonic() + LOAD_SLICE_S
+                if at == 0:
+                    header = Batch.of_header(view)
+                    take(Batch(memoryview(segment.read_span(position, header.size))))
+                    at = header.size
+                position += at

@@ -1,0 +1,123 @@
+"""A disk that waits or fails on cue, and an engine on it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.broker.embedded import EmbeddedEngine, EngineSettings
+from penstock.broker.engine import NewTopic
+from penstock.model.errors import Fault
+from penstock.model.pending import Pending
+from penstock.records.builder import NewRecord, build_batch
+from penstock.storage.data_directory import DataDirectory
+from penstock.storage.files import Disk, DiskFailed, LogFile
+
+WAIT_S = 30.0
+
+
+class CueDisk(Disk):
+    """Files are real. `hold` makes syncs wait for `release`; `sync_error` makes them fail; `synced` names those that ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[str] = []
+        self.sync_error: int | None = None
+        self.refuse: Callable[[str, Path], None] | None = None
+        self.syncs_waiting = 0
+        self._gate = threading.Event()
+        self._gate.set()
+
+    def hold(self) -> None:
+        self._gate.clear()
+
+    def release(self) -> None:
+        self._gate.set()
+
+    def sync(self, file: LogFile) -> None:
+        self.syncs_waiting += 1
+        try:
+            assert self._gate.wait(WAIT_S), "nobody released the disk"
+        finally:
+            self.syncs_waiting -= 1
+        if self.sync_error is not None:
+            raise DiskFailed(self.sync_error, f"{file.path}: sync failed: {os.strerror(self.sync_error)}")
+        super().sync(file)
+        self.synced.append(str(file.path))
+
+    def replace_whole(self, path: Path, data: Any, *, durable: bool = True) -> None:
+        if self.refuse is not None:
+            self.refuse("replace_whole", path)
+        super().replace_whole(path, data, durable=durable)
+
+    def append_to(self, path: Path, data: Any) -> None:
+        if self.refuse is not None:
+            self.refuse("append_to", path)
+        super().append_to(path, data)
+
+    def open(self, path: Path, *, create: bool = False) -> LogFile:
+        if self.refuse is not None and create:
+            self.refuse("create", path)
+        return super().open(path, create=create)
+
+
+def full_for(*operations: str) -> Callable[[str, Path], None]:
+    """A `refuse` that has no room for these operations."""
+
+    def refuse(operation: str, path: Path) -> None:
+        if operation in operations:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    return refuse
+
+
+@asynccontextmanager
+async def engine_on(
+    path: Path, disk: Disk, *, topic: str | None = "t", configs: dict[str, str] | None = None, **settings: Any
+) -> AsyncIterator[EmbeddedEngine]:
+    """A started engine with one topic, made when it is not there; stopped cleanly at the end."""
+    engine = EmbeddedEngine(DataDirectory(path, disk=disk), EngineSettings(**settings))
+    engine.start()
+    try:
+        if topic is not None and engine.topic(topic) is None:
+            [made] = await answer_of(engine.create_topics([NewTopic(topic, 1, 1, configs or {})], validate_only=False))
+            assert made.fault is Fault.NONE, made.text
+        yield engine
+    finally:
+        if isinstance(disk, CueDisk):
+            disk.release()
+        await engine.stop()
+
+
+async def answer_of(result: Any) -> Any:
+    """The answer, waited for."""
+    if isinstance(result, Pending):
+        await until(lambda: result.done)
+        return result.result
+    return result
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until the condition holds."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came"
+        await asyncio.sleep(0.001)
+
+
+async def turns(count: int = 20) -> None:
+    """Let the loop do all that it could do now."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def batch_of(*values: bytes, **fields: Any) -> memoryview:
+    records = [NewRecord(time.time_ns() // 1_000_000, None, value, ()) for value in values]
+    return memoryview(build_batch(records, **fields))

@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Ended, Run, environment
+
+
+@pytest.fixture
+def cli(penstock: Run, broker_address: str) -> Run:
+    """A command that talks to the broker of these tests."""
+
+    def run(*arguments: str, stdin: bytes = b"") -> Ended:
+        return penstock(*arguments, stdin=stdin, env={"PENSTOCK_BOOTSTRAP": broker_address})
+
+    return run
+
+
+@pytest.fixture
+def topic(cli: Run) -> str:
+    """A topic of its own with one partition."""
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    assert cli("topics", "create", name).code == 0
+    return name
+
+
+def one_line(ended: Ended) -> str:
+    """The only line of a command that failed."""
+    assert ended.code == 1
+    assert ended.out == b""
+    (line,) = ended.err.splitlines()
+    return line
+
+
+def test_a_topic_is_created_listed_described_altered_and_deleted(cli: Run) -> None:
+    name = f"life-{uuid.uuid4().hex[:12]}"
+    created = cli("topics", "create", name, "--partitions", "3", "--config", "retention.ms=5000", "--json")
+    assert json.loads(created.out) == {"name": name, "created": True, "partitions": 3}
+    assert {"name": name, "partitions": 3} in json.loads(cli("topics", "list", "--json").out)
+    assert [name, "3"] in [line.split() for line in cli("topics", "list").text.splitlines()]
+
+    assert one_line(cli("topics", "create", name)).startswith(f"penstock: cannot create topic {name}: ")
+    again = cli("topics", "create", name, "--if-not-exists", "--json")
+    assert (again.code, json.loads(again.out)["created"]) == (0, False)
+
+    altered = cli("topics", "alter", name, "--partitions", "4", "--config", "segment.bytes=2000000", "--json")
+    assert json.loads(altered.out) == {
+        "name": name,
+        "partitions": 4,
+        "configs": {"retention.ms": "5000", "segment.bytes": "2000000"},
+    }
+    assert cli("topics", "alter", name, "--unset", "retention.ms").code == 0
+    described = json.loads(cli("topics", "describe", name, "--json").out)
+    assert described["configs"]["retention.ms"] == {"value": "604800000", "default": True}
+    assert described["configs"]["segment.bytes"] == {"value": "2000000", "default": False}
+    assert described["partitions"] == [
+        {"partition": partition, "leader": 0, "start_offset": 0, "end_offset": 0} for partition in range(4)
+    ]
+    assert "segment.bytes" in (shown := cli("topics", "describe", name).text)
+    assert "retention.ms" not in shown
+    assert "retention.ms" in cli("topics", "describe", name, "--all-configs").text
+
+    assert cli("topics", "delete", name).code == 0
+    assert name not in cli("topics", "list").text
+
+
+def test_a_topic_that_is_not_there_is_one_clear_line_and_is_not_made_by_asking(cli: Run) -> None:
+    name = f"none-{uuid.uuid4().hex[:12]}"
+    for command in (
+        ["topics", "describe", name],
+        ["topics", "alter", name, "--partitions", "2"],
+        ["topics", "delete", name],
+        ["consume", name],
+    ):
+        assert one_line(cli(*command)).endswith(f"topic {name}: the broker has no such topic")
+    assert name not in cli("topics", "list").text
+
+
+def test_what_the_broker_refuses_is_told_in_its_words(cli: Run, topic: str) -> None:
+    assert "retention.ms = 'soon' is not a whole number" in one_line(
+        cli("topics", "alter", topic, "--config", "retention.ms=soon")
+    )
+    assert "cannot add partitions" in one_line(cli("topics", "alter", topic, "--partitions", "1"))
+    assert one_line(cli("consume", topic, "--partition", "7")).endswith("has no partition 7: there are 1")
+    assert one_line(cli("produce", topic, "--partition", "7")).endswith("has no partition 7: there are 1")
+    assert one_line(cli("consume", topic, "--from", "5")).endswith("has offsets 0 to 0")
+
+
+def test_lines_come_back_as_they_went_in(cli: Run, topic: str) -> None:
+    lines = b"".join(b"line %d \xff\n" % n for n in range(5_000))
+    produced = cli("produce", topic, stdin=lines)
+    assert produced.code == 0
+    assert produced.err.startswith(f"5,000 records delivered to {topic}")
+    assert cli("consume", topic).out == lines
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("acks", ["all", "1", "0"])
+def test_every_acks_and_compression_delivers(cli: Run, topic: str, acks: str, compression: str) -> None:
+    sent = b"x" * 500 + b"\n"
+    assert cli("produce", topic, "--acks", acks, "--compression", compression, stdin=sent * 20).code == 0
+    if acks != "0":
+        assert cli("consume", topic).out == sent * 20
+
+
+def test_a_file_is_produced_without_its_line_ends(cli: Run, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_bytes(b"unix\ndos\r\n\nno end")
+    assert cli("produce", topic, "--file", "lines.txt").code == 0
+    assert cli("consume", topic).out == b"unix\ndos\n\nno end\n"
+
+
+def test_keys_headers_and_json_survive_the_way_to_another_topic(cli: Run, topic: str) -> None:
+    assert cli("produce", topic, "-K", "=>", "-H", "a=1", "-H", "a=2", stdin=b"k=>v\nx=>y=>z\n").code == 0
+    first = cli("consume", topic, "--format", "json").out
+    records = [json.loads(line) for line in first.splitlines()]
+    assert [(record["key"], record["value"], record["offset"]) for record in records] == [
+        ("k", "v", 0),
+        ("x", "y=>z", 1),
+    ]
+    assert records[0]["headers"] == [{"name": "a", "value": "1"}, {"name": "a", "value": "2"}]
+    other = f"{topic}-copy"
+    assert cli("produce", other, "--format", "json", stdin=first).code == 0
+    second = cli("consume", other, "--format", "json").out
+    assert second == first.replace(topic.encode(), other.encode())
+    assert cli("consume", topic, "--format", "keyvalue", "-K", "|").out == b"k|v\nx|y=>z\n"
+    assert cli("consume", topic, "--format", "hex", "-n", "1").out == b"0\t0\t6b\t76\n"
+
+
+def test_a_null_value_is_kept_in_json(cli: Run, topic: str) -> None:
+    assert cli("produce", topic, "--format", "json", stdin=b'{"key": "k", "value": null}\n\n{"value": "v"}\n').code == 0
+    records = [json.loads(line) for line in cli("consume", topic, "--format", "json").out.splitlines()]
+    assert [(record["key"], record["value"]) for record in records] == [("k", None), (None, "v")]
+
+
+def test_lines_that_are_no_records_are_counted_and_fail_the_command(cli: Run, topic: str) -> None:
+    ended = cli("produce", topic, "--format", "keyvalue", stdin=b"a:1\nbad\nb:2\n" + b"worse\n" * 20)
+    assert ended.code == 1
+    said = ended.err.splitlines()
+    assert said[0] == "line 2: there is no ':' between key and value"
+    assert len(said) == 7
+    assert said[-2].startswith(f"2 records delivered to {topic}")
+    assert said[-1] == "21 lines not sent: no record could be made of them"
+    assert cli("consume", topic).out == b"1\n2\n"
+
+
+def test_records_that_the_broker_refuses_are_counted_and_fail_the_command(cli: Run, topic: str) -> None:
+    assert cli("topics", "alter", topic, "--config", "max.message.bytes=1000").code == 0
+    ended = cli("produce", topic, stdin=b"x" * 5_000 + b"\n")
+    assert ended.code == 1
+    assert ended.err.splitlines() == [f"0 records delivered to {topic}", "1 record failed: Message size too large"]
+
+
+def test_reading_begins_where_it_is_told(cli: Run, topic: str) -> None:
+    for start in (1_000, 2_000, 3_000):
+        lines = b"".join(
+            b'{"value": "%d", "timestamp": %d}\n' % (start + n, 1_700_000_000_000 + start + n) for n in range(3)
+        )
+        assert cli("produce", topic, "--format", "json", stdin=lines).code == 0
+
+    def read(*arguments: str) -> list[int]:
+        ended = cli("consume", topic, *arguments)
+        assert ended.code == 0
+        return [int(line) for line in ended.out.split()]
+
+    everything = [1_000, 1_001, 1_002, 2_000, 2_001, 2_002, 3_000, 3_001, 3_002]
+    assert read() == read("--from", "beginning") == everything
+    assert read("--from", "end") == []
+    assert read("--from", "4") == everything[4:]
+    assert read("--from", "9") == []
+    assert read("--from", "-2") == everything[-2:]
+    assert read("--from", "-100") == everything
+    assert read("--from", "@1700000002001") == everything[4:]
+    assert read("--from", "2023-11-14T22:13:22.500Z") == everything[6:]
+    assert read("--from", "2026-01-01T00:00Z") == []
+    assert read("--from", "1", "--count", "2") == everything[1:3]
+    assert read("--count", "0") == []
+
+
+def test_partitions_are_read_together_or_one_by_one(cli: Run) -> None:
+    name = f"many-{uuid.uuid4().hex[:12]}"
+    cli("topics", "create", name, "--partitions", "3")
+    for partition in range(3):
+        assert cli("produce", name, "--partition", str(partition), stdin=b"%d\n" % partition * 100).code == 0
+    assert sorted(cli("consume", name).out.split()) == sorted([b"0", b"1", b"2"] * 100)
+    assert cli("consume", name, "--partition", "1").out == b"1\n" * 100
+    assert sorted(set(cli("consume", name, "--partition", "2", "--partition", "0").out.split())) == [b"0", b"2"]
+
+
+def test_follow_prints_what_comes_later_until_ctrl_c(cli: Run, topic: str, broker_address: str) -> None:
+    cli("produce", topic, stdin=b"before\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli.main", "consume", topic, "--follow"],
+        env=environment(PENSTOCK_BOOTSTRAP=broker_address),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"before\n"
+        cli("produce", topic, stdin=b"after\n")
+        assert process.stdout.readline() == b"after\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, b"", b"")
+
+
+def test_a_reader_that_has_seen_enough_ends_the_command_quietly(cli: Run, topic: str, broker_address: str) -> None:
+    cli("produce", topic, stdin=b"x" * 999 + b"\n" + b"y\n" * 200_000)
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli.main", "consume", topic],
+        env=environment(PENSTOCK_BOOTSTRAP=broker_address),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert os.read(process.stdout.fileno(), 1_000)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_bench_prints_rates_and_leaves_nothing_behind(cli: Run) -> None:
+    ended = cli("bench", "-n", "2000", "--partitions", "2", "--json")
+    assert ended.code == 0
+    assert [(row["what"], row["records"]) for row in json.loads(ended.out)] == [("produce", 2_000), ("consume", 2_000)]
+    assert "penstock-bench" not in cli("topics", "list").text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_says_where_it_listens_and_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli.main", "serve", "--data-dir", "d", "--listen", "kafka=127.0.0.1:0"],
+        cwd=tmp_path,
+        env=environment(PENSTOCK_LOG__LEVEL="warning"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "", "")
+    word, dialect, address = line.split()
+    assert (word, dialect, address.rpartition(":")[0]) == ("listening", "kafka", "127.0.0.1")
+    assert (tmp_path / "d").is_dir()
+
+
+@pytest.mark.parametrize("what", ["port", "directory", "file"])
+def test_serve_on_something_in_use_is_one_clear_line_and_exit_code_2(
+    broker_address: str, broker_directory: Path, tmp_path: Path, what: str
+) -> None:
+    (tmp_path / "file").touch()
+    flags, named = {
+        "port": (["--listen", f"kafka={broker_address}"], broker_address),
+        "directory": (["--listen", "kafka=127.0.0.1:0", "--data-dir", str(broker_directory)], str(broker_directory)),
+        "file": (["--listen", "kafka=127.0.0.1:0", "--data-dir", "file"], "file"),
+    }[what]
+    ended = subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", "serve", *flags],
+        cwd=tmp_path,
+        env=environment(PENSTOCK_LOG__LEVEL="warning"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("penstock: ")
+    assert named in line

@@ -1,0 +1,131 @@
+"""Assignors: each partition has one owner who subscribes to it; equal shares; and nothing moves without need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.coordination.assignors import Subscriber, assign_range, assign_round_robin, assign_uniform
+
+Result = dict[str, dict[str, frozenset[int]]]
+Assign = Callable[[dict[str, Subscriber[str]], dict[str, int]], Result]
+
+TOPICS = ("a", "b", "c")
+topic_counts = st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 7))
+held = st.dictionaries(st.sampled_from(TOPICS), st.frozensets(st.integers(0, 8), min_size=1, max_size=4), max_size=3)
+mixed = st.dictionaries(
+    st.sampled_from("uvwxyz"),
+    st.builds(Subscriber, st.frozensets(st.sampled_from(TOPICS)), held, st.none() | st.sampled_from(["i", "j"])),
+    max_size=5,
+)
+
+
+def member(*topics: str, **has: set[int]) -> Subscriber[str]:
+    return Subscriber(frozenset(topics), {topic: frozenset(partitions) for topic, partitions in has.items()})
+
+
+def size(share: dict[str, frozenset[int]]) -> int:
+    return sum(map(len, share.values()))
+
+
+@pytest.mark.parametrize("assign", [assign_range, assign_round_robin, assign_uniform])
+@given(members=mixed, topics=topic_counts)
+def test_each_partition_has_exactly_one_owner_who_subscribes_to_it(
+    assign: Assign, members: dict[str, Subscriber[str]], topics: dict[str, int]
+) -> None:
+    result = assign(members, topics)
+    assert result.keys() == members.keys()
+    owned = [(t, p) for share in result.values() for t, partitions in share.items() for p in partitions]
+    read = {topic for subscriber in members.values() for topic in subscriber.topics}
+    assert sorted(owned) == sorted((t, p) for t, count in topics.items() if t in read for p in range(count))
+    for name, share in result.items():
+        assert share.keys() <= members[name].topics
+        assert all(share.values()), "no topic with an empty share"
+    assert assign(members, topics) == result
+
+
+@given(st.integers(1, 6), topic_counts, st.lists(held, min_size=6, max_size=6))
+def test_uniform_gives_equal_subscribers_equal_shares(
+    count: int, topics: dict[str, int], holdings: list[dict[str, frozenset[int]]]
+) -> None:
+    members = {f"m{n}": Subscriber(frozenset(TOPICS), holdings[n]) for n in range(count)}
+    sizes = [size(share) for share in assign_uniform(members, topics).values()]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(mixed, topic_counts)
+def test_uniform_leaves_no_partition_that_a_poorer_subscriber_could_have(
+    members: dict[str, Subscriber[str]], topics: dict[str, int]
+) -> None:
+    result = assign_uniform(members, topics)
+    for rich, share in result.items():
+        for poor, subscriber in members.items():
+            if size(result[poor]) + 1 < size(share):
+                assert not share.keys() & subscriber.topics, f"{rich} could give to {poor}"
+
+
+@given(mixed, topic_counts)
+def test_uniform_moves_nothing_when_nothing_changed(
+    members: dict[str, Subscriber[str]], topics: dict[str, int]
+) -> None:
+    result = assign_uniform(members, topics)
+    again = {name: members[name]._replace(held=result[name]) for name in members}
+    assert assign_uniform(again, topics) == result
+
+
+@given(st.integers(1, 6), st.integers(1, 20))
+def test_uniform_moves_only_what_a_newcomer_needs(count: int, partitions: int) -> None:
+    topics = {"a": partitions}
+    before = assign_uniform({f"m{n}": member("a") for n in range(count)}, topics)
+    members = {name: Subscriber(frozenset({"a"}), share) for name, share in before.items()}
+    after = assign_uniform({**members, "new": member("a")}, topics)
+    moved = sum(
+        size(before[name]) - len(before[name].get("a", frozenset()) & after[name].get("a", frozenset()))
+        for name in before
+    )
+    assert moved == size(after["new"])
+
+
+def test_uniform_shares_what_a_member_leaves_and_the_others_keep_theirs() -> None:
+    members = {"m1": member("a", a={0, 1}), "m2": member("a", a={2, 3})}
+    after = assign_uniform(members, {"a": 6})
+    assert after["m1"]["a"] >= {0, 1}
+    assert after["m2"]["a"] >= {2, 3}
+
+
+def test_uniform_hands_over_through_a_third_member_when_only_that_balances() -> None:
+    members = {
+        "rich": member("a", a={0, 1, 2}),
+        "middle": member("a", "b", b={0, 1}),
+        "poor": member("b", b={2}),
+    }
+    sizes = {name: size(share) for name, share in assign_uniform(members, {"a": 3, "b": 3}).items()}
+    assert sizes == {"rich": 2, "middle": 2, "poor": 2}
+
+
+def test_range_gives_runs_and_equal_partitions_of_equal_topics_to_one_member() -> None:
+    members = {"m1": member("a", "b"), "m2": member("a", "b"), "m3": member("a", "b")}
+    result = assign_range(members, {"a": 7, "b": 7})
+    assert result["m1"] == {"a": frozenset({0, 1, 2}), "b": frozenset({0, 1, 2})}
+    assert result["m2"] == {"a": frozenset({3, 4}), "b": frozenset({3, 4})}
+    assert result["m3"] == {"a": frozenset({5, 6}), "b": frozenset({5, 6})}
+
+
+def test_static_members_keep_their_place_in_the_order_under_another_id() -> None:
+    def assign(first_id: str) -> dict[str, dict[str, frozenset[int]]]:
+        subscribers = {
+            first_id: Subscriber(frozenset({"a"}), {}, "i1"),
+            "k": Subscriber(frozenset({"a"}), {}, "i2"),
+        }
+        return assign_range(subscribers, {"a": 4})
+
+    assert assign("b")["b"] == assign("z")["z"] == {"a": frozenset({0, 1})}
+
+
+def test_round_robin_deals_partitions_in_turn() -> None:
+    result = assign_round_robin({"m1": member("a", "b"), "m2": member("a", "b")}, {"a": 3, "b": 3})
+    assert result["m1"] == {"a": frozenset({0, 2}), "b": frozenset({1})}
+    assert result["m2"] == {"a": frozenset({1}), "b": frozenset({0, 2})}

@@ -1,0 +1,107 @@
+"""Deadlines, checked by a sweep: for half-sent frames, idle peers, and answers that nobody takes."""
+
+from __future__ import annotations
+
+import struct
+
+from tests.net.fakes import frame
+
+
+def reason(line: str) -> str:
+    return line.split("closed: ")[1]
+
+
+def test_a_half_sent_frame_is_closed_at_its_deadline(serve, lines):
+    server = serve(frame_deadline_ms=100)
+    with server.connect() as client:
+        client.send(frame(b"e" * 100)[:10])
+        assert client.is_closed_by_peer()
+    assert [reason(line) for line in lines()] == ["a frame was not whole after 100 ms, with 10 of 104 bytes"]
+
+
+def test_a_frame_that_drips_is_closed_though_it_is_never_silent(serve, lines):
+    server = serve(frame_deadline_ms=150)
+    data = frame(b"e" * 100_000)
+    sent = 0
+    with server.connect() as client:
+        try:
+            while sent < len(data):
+                client.send(data[sent : sent + 1])
+                sent += 1
+                server.until(
+                    lambda sent=sent: server.listener.bytes_received >= sent or not server.listener.connections
+                )
+        except ConnectionError:
+            pass
+        assert sent < len(data)
+        assert client.is_closed_by_peer()
+    assert "was not whole after 150 ms" in reason(lines()[0])
+
+
+def test_frames_that_each_keep_the_deadline_may_go_on_for_ever(serve):
+    server = serve(frame_deadline_ms=200, idle_deadline_ms=200)
+    data = frame(b"e kept")
+    start_ms = server.network.now_ms
+    with server.connect() as client:
+        # The cut moves through the frames, so that there is always one under way and never one that is old.
+        client.send(data[:5])
+        while server.network.now_ms < start_ms + 1_000:
+            client.send(data[5:] + data[:5])
+            assert client.read() == b"e kept"
+
+
+def test_an_idle_peer_is_closed_at_its_deadline(serve, lines):
+    server = serve(idle_deadline_ms=100)
+    with server.connect() as client:
+        client.send(frame(b"e"))
+        assert client.read() == b"e"
+        assert client.is_closed_by_peer()
+    assert [reason(line) for line in lines()] == ["idle for 100 ms"]
+    assert server.sessions[0].closings == 1
+
+
+def test_a_peer_that_waits_for_a_parked_answer_is_not_idle(serve):
+    server = serve(idle_deadline_ms=100)
+    with server.connect() as client:
+        client.send(frame(b"p"))
+        server.until(lambda: server.sessions and server.sessions[0].parked)
+        now_ms = server.network.now_ms
+        server.until(lambda: server.network.now_ms > now_ms + 500)
+        server.call(server.sessions[0].release)
+        assert client.read() == b"parked 0"
+        assert client.is_closed_by_peer()
+
+
+def test_a_peer_that_takes_nothing_is_closed_at_the_write_deadline(serve, lines):
+    server = serve(write_deadline_ms=200)
+    with server.connect(receive_bytes=4_096) as client:
+        client.send(frame(struct.pack(">cQ", b"b", 30_000_000)))
+        server.until(lambda: server.listener.connections_accepted and not server.listener.connections)
+    (line,) = lines()
+    assert reason(line).startswith("the peer took none of ")
+    assert reason(line).endswith(" waiting bytes for 200 ms")
+
+
+def test_a_peer_that_takes_a_little_at_a_time_is_kept(serve):
+    server = serve(write_deadline_ms=300)
+    size = 20_000_000
+    with server.connect() as client:
+        client.send(frame(struct.pack(">cQ", b"b", size)))
+        assert client.exactly(4) == struct.pack(">I", size)
+        taken = 0
+        while taken < size:
+            now_ms = server.network.now_ms
+            server.until(lambda now_ms=now_ms: server.network.now_ms > now_ms + 60)
+            taken += len(client.exactly(min(1_500_000, size - taken)))
+
+
+def test_a_frame_is_not_to_blame_while_its_socket_is_not_read(serve):
+    server = serve(frame_deadline_ms=100, in_flight_requests_max=2)
+    with server.connect() as client:
+        client.send(frame(b"p") * 2 + frame(b"e late")[:6])
+        server.until(lambda: server.sessions and len(server.sessions[0].parked) == 2)
+        client.send(frame(b"e late")[6:])
+        now_ms = server.network.now_ms
+        server.until(lambda: server.network.now_ms > now_ms + 500)
+        server.call(server.sessions[0].release)
+        assert [client.read() for _ in range(3)] == [b"parked 0", b"parked 1", b"e late"]
