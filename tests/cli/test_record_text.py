@@ -89,3 +89,8 @@ def test_the_first_separator_counts() -> None:
 def test_hex_tells_null_from_empty() -> None:
     assert format_hex(TextRecord(None, b""), HERE) == b"3\t42\t-\t"
     assert format_hex(TextRecord(b"\x00\xff", None), HERE) == b"3\t42\t00ff\t-"
+
+
+def test_a_header_name_that_is_not_text_is_shown_as_base64() -> None:
+    line = format_json(TextRecord(None, None, [("\udcff", b"v")]), HERE)
+    assert json.loads(line)["headers"] == [{"name_base64": "/w==", "value": "v"}]

@@ -76,7 +76,9 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
 
     def _beat(self, client: Client, *, lost: bool = False, quiet: bool = False) -> Any:
         command = client.heartbeat()
-        if quiet and client.epoch > 0:
+        if client.needs_to_say_all:
+            client.told = None  # it says what it owns, so it must not take over more without being told again
+        elif quiet or client.told is not None:
             command = command._replace(owned=None)
         result = self.driver.ask(command)
         if lost:
@@ -84,15 +86,14 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
             return result
         if result.fault in (Fault.FENCED_MEMBER_EPOCH, Fault.UNKNOWN_MEMBER_ID, Fault.GROUP_ID_NOT_FOUND):
             client.start_over()
-        elif result.fault is Fault.FENCED_INSTANCE_ID:
+        elif result.fault in (Fault.FENCED_INSTANCE_ID, Fault.UNRELEASED_INSTANCE_ID):
             self.clients.remove(client)
-        elif result.fault is Fault.NONE:
+        else:
+            assert result.fault is Fault.NONE, result
             client.needs_to_say_all = False
             client.epoch = result.epoch
             if result.assignment is not None:
                 client.told = dict(result.assignment)
-        else:
-            assert result.fault is Fault.UNRELEASED_INSTANCE_ID, result
         return result
 
     def _take_over(self, client: Client) -> None:
@@ -192,7 +193,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
     @rule()
     def all_obey(self) -> None:
         """Everybody takes over what it is told; those who are gone time out."""
-        for _ in range(30):
+        for _ in range(20):
             for client in tuple(self.clients):
                 self._take_over(client)
                 self._beat(client)

@@ -53,11 +53,20 @@ class Client:
     name: str
     raises_epoch: bool
     identity: Identity | None = None
+    must_init: bool = True
+    """Until its InitProducerId is answered it does nothing else."""
     sequences: dict[TopicPartition, int] = field(default_factory=dict)
     attempt: int | None = None
     """The transaction that it believes to be in."""
+    added: set[TopicPartition] = field(default_factory=set)
+    """The partitions of that transaction which the coordinator knows: older clients tell it themselves."""
     unanswered_end: bool | None = None
     """It sent this end and heard nothing: all it may do is to send it again, or to begin anew."""
+
+    def leaves_transaction(self) -> None:
+        self.attempt = None
+        self.added = set()
+        self.unanswered_end = None
 
     def becomes(self, identity: Identity) -> None:
         if identity != self.identity:
@@ -161,10 +170,12 @@ class TransactionMachine(RuleBasedStateMachine):
     @rule(data=st.data(), goes_on=st.booleans(), lost=st.booleans(), dies=st.integers(0, 9))
     def init(self, data: st.DataObject, goes_on: bool, lost: bool, dies: int) -> None:
         client = data.draw(st.sampled_from(self.clients))
-        expected = client.identity if goes_on else None
-        client.attempt = None
-        client.unanswered_end = None
-        answer = self.do(InitProducerId(client.name, TIMEOUT_MS, expected), dies=dies == 0)
+        self.init_as(client, client.identity if goes_on else None, lost=lost, dies=dies == 0)
+
+    def init_as(self, client: Client, expected: Identity | None, *, lost: bool, dies: bool) -> None:
+        client.must_init = True
+        client.leaves_transaction()
+        answer = self.do(InitProducerId(client.name, TIMEOUT_MS, expected), dies=dies)
         if answer is None:
             return
         assert isinstance(answer, ProducerResult)
@@ -175,6 +186,7 @@ class TransactionMachine(RuleBasedStateMachine):
             assert identity.producer_epoch < EPOCH_MAX
             self.given.add(identity)
             if not lost:
+                client.must_init = False
                 client.becomes(identity)
             elif expected is None:
                 client.identity = None
@@ -185,7 +197,7 @@ class TransactionMachine(RuleBasedStateMachine):
             assert answer.fault is Fault.CONCURRENT_TRANSACTIONS
 
     def ready(self) -> list[Client]:
-        return [c for c in self.clients if c.identity is not None and c.unanswered_end is None]
+        return [c for c in self.clients if not c.must_init and c.unanswered_end is None]
 
     @precondition(lambda self: self.ready())
     @rule(data=st.data(), partition=st.sampled_from(PARTITIONS), dies=st.integers(0, 9))
@@ -200,20 +212,25 @@ class TransactionMachine(RuleBasedStateMachine):
         log = self.logs[partition]
         batch = data(client.identity, client.sequences.get(partition, 0))
         asked = frozenset({partition})
-        if log.table.needs_verification(batch):
+        unknown = log.table.needs_verification(batch)
+        if (unknown and client.raises_epoch) or (partition not in client.added and not client.raises_epoch):
             answer = self.do(AddPartitions(client.name, client.identity, asked), dies=dies)
             if answer is None:
                 return
             assert isinstance(answer, PartitionsResult)
-            if answer.fault is Fault.CONCURRENT_TRANSACTIONS:
-                assert not is_owner
-                return
             if answer.fault is not Fault.NONE:
+                assert not is_owner
+                if answer.fault is not Fault.CONCURRENT_TRANSACTIONS:
+                    self.fence(client)
+                return
+            client.added.add(partition)
+        if unknown:
+            verified = self.do(VerifyPartitions(client.name, client.identity, asked))
+            assert isinstance(verified, PartitionsResult)
+            if verified != PartitionsResult(Fault.NONE):
                 assert not is_owner
                 self.fence(client)
                 return
-            verified = self.do(VerifyPartitions(client.name, client.identity, asked))
-            assert verified == PartitionsResult(Fault.NONE)
             log.table.verified(*client.identity)
         verdict = log.table.check(batch)
         if verdict is not None:
@@ -229,6 +246,9 @@ class TransactionMachine(RuleBasedStateMachine):
     @rule(data=st.data(), commit=st.booleans(), lost=st.booleans(), dies=st.integers(0, 9))
     def end(self, data: st.DataObject, commit: bool, lost: bool, dies: int) -> None:
         client = data.draw(st.sampled_from([c for c in self.clients if c.attempt is not None]))
+        self.end_as(client, commit=commit, lost=lost, dies=dies == 0)
+
+    def end_as(self, client: Client, *, commit: bool, lost: bool, dies: bool) -> None:
         assert client.identity is not None
         assert client.attempt is not None
         if client.unanswered_end is not None:
@@ -237,15 +257,14 @@ class TransactionMachine(RuleBasedStateMachine):
         client.unanswered_end = commit
         if commit:
             self.maybe.add(client.attempt)
-        answer = self.do(command, dies=dies == 0)
+        answer = self.do(command, dies=dies)
         if answer is None or lost:
             return
         assert isinstance(answer, ProducerResult)
         if answer.fault is Fault.NONE:
             self.decided[client.attempt] = commit
             self.maybe.discard(client.attempt)
-            client.attempt = None
-            client.unanswered_end = None
+            client.leaves_transaction()
             identity = Identity(answer.producer_id, answer.producer_epoch)
             assert client.raises_epoch is (identity != client.identity)
             self.given.add(identity)
@@ -255,6 +274,29 @@ class TransactionMachine(RuleBasedStateMachine):
         elif answer.fault is not Fault.CONCURRENT_TRANSACTIONS:
             assert answer.fault in (Fault.PRODUCER_FENCED, Fault.INVALID_PRODUCER_ID_MAPPING)
             self.fence(client)
+
+    @precondition(lambda self: self.clients)
+    @rule(
+        data=st.data(),
+        partitions=st.lists(st.sampled_from(PARTITIONS), min_size=1, max_size=3),
+        commit=st.booleans(),
+        lost=st.booleans(),
+        slow=st.booleans(),
+    )
+    def a_whole_transaction(
+        self, data: st.DataObject, partitions: list[TopicPartition], commit: bool, lost: bool, slow: bool
+    ) -> None:
+        client = data.draw(st.sampled_from(self.clients))
+        if client.must_init:
+            self.all_markers_are_written()
+            self.init_as(client, client.identity, lost=False, dies=False)
+        for partition in partitions:
+            if client in self.ready():
+                self.produce_as(client, partition, dies=False)
+        if client in self.clients and client.attempt is not None:
+            self.end_as(client, commit=commit, lost=lost, dies=False)
+            if not slow:
+                self.all_markers_are_written()
 
     @precondition(lambda self: self.ended)
     @rule(data=st.data(), commit=st.booleans())
@@ -299,7 +341,7 @@ class TransactionMachine(RuleBasedStateMachine):
                 self.write_marker(effect, partition)
             self.do(MarkersWritten(effect.transactional_id, effect.identity))
 
-    @rule(ms=st.sampled_from([1, 400, TIMEOUT_MS]))
+    @rule(ms=st.sampled_from([1, 1, 400, TIMEOUT_MS]))
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
         self.perform(self.coordinator.tick(self.now_ms))

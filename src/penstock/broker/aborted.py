@@ -52,6 +52,10 @@ class AbortedTransactions:
         found = [(entry.first_offset, entry.producer_id) for entry in entries[at:] if entry.first_offset < upper]
         return [(producer_id, first_offset) for first_offset, producer_id in sorted(found)]
 
+    def ranges(self) -> tuple[tuple[int, int, int], ...]:
+        """(producer id, first offset, last offset) of each, for log cleaning."""
+        return tuple((entry.producer_id, entry.first_offset, entry.last_offset) for entry in self._entries)
+
     def cut_start(self, log_start_offset: int) -> None:
         at = bisect_left(self._entries, log_start_offset, key=_last_offset)
         del self._entries[:at]

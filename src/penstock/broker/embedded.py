@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock.broker import offsets
+from penstock.broker.cleaning import Cleaning
 from penstock.broker.engine import (
     Acks,
     Append,
@@ -122,6 +123,7 @@ class EmbeddedEngine:
             retention_interval_ms=settings.retention_check_interval_ms,
             flush_interval_ms=settings.flush_interval_ms,
         )
+        self.cleaning = Cleaning(directory, self._partitions.values, self.now_ms)
         self._work: set[asyncio.Task[Any]] = set()
 
     # ------------------------------------------------------------------------------------------------ life
@@ -154,9 +156,11 @@ class EmbeddedEngine:
         self.groups.open(self._partitions_of(OFFSETS_TOPIC))
         self.transactions.open(self._partitions_of(TRANSACTIONS_TOPIC), self.groups.loaded)
         self.housekeeping.start()
+        self.cleaning.start()
 
     async def stop(self) -> None:
         """Flush everything and leave the marker of a clean stop."""
+        await self.cleaning.stop()
         await self.housekeeping.stop()
         self.transactions.stop()
         self.groups.stop()
@@ -165,10 +169,14 @@ class EmbeddedEngine:
         await asyncio.gather(*self._work, return_exceptions=True)
         self._flusher.stop()
         online = [partition for partition in self._partitions.values() if partition.log is not None]
-        for partition in online:
-            self.housekeeping.store_snapshot(partition)
         whole = all(partition.online for partition in self._partitions.values())
-        self.directory.close([p.log for p in online if p.log is not None], clean=whole)
+        try:
+            for partition in online:
+                self.housekeeping.store_snapshot(partition)
+            self.directory.close([p.log for p in online if p.log is not None], clean=whole)
+        except OSError as error:
+            logger.error("no marker of a clean stop is left, the next start will look through the logs: %s", error)
+            self.directory.close((), clean=False)
         for partition in self._partitions.values():
             partition.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -255,7 +263,7 @@ class EmbeddedEngine:
         if place is not None:
             return place
         return self.spawn(
-            offsets.find_timestamp(found, found.log, timestamp, isolation, self._readers),
+            offsets.find_timestamp(found, found.log, timestamp, isolation, self._readers, self.directory.disk),
             lambda _: OffsetFound(Fault.UNKNOWN),
         )
 

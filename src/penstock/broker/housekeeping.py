@@ -132,20 +132,26 @@ class Housekeeping:
     def retain_log(self, partition: Partition, now_ms: int) -> None:
         log = partition.log
         assert log is not None
-        log.sweep_doomed(now_ms)
-        if not partition.config.deletes or self.retention_paused:
-            return
-        count = expired_segments(log, partition.config, partition.high_watermark, now_ms)
-        if count:
+        try:
+            log.sweep_doomed(now_ms)
+            if not partition.config.deletes or self.retention_paused:
+                return
+            count = expired_segments(log, partition.config, partition.high_watermark, now_ms)
+            if not count:
+                return
             freed = log.drop_segments(count, now_ms)
-            partition.log_start_moved()
-            logger.info(
-                "retention: %s: %d segments, %d bytes deleted; starts at %d now",
-                log.name,
-                count,
-                freed,
-                log.log_start_offset,
-            )
+        except OSError as error:
+            # An append that begins a segment comes by here too: what could not be deleted must not cost it.
+            logger.error("retention: %s: %s; will be tried again", log.name, error)
+            return
+        partition.log_start_moved()
+        logger.info(
+            "retention: %s: %d segments, %d bytes deleted; starts at %d now",
+            log.name,
+            count,
+            freed,
+            log.log_start_offset,
+        )
 
     def _clock_is_steady(self) -> bool:
         step_ms = abs(self._now_ms() - time.monotonic() * 1000 - self._clock_base)

@@ -7,16 +7,24 @@ may unpack to megabytes.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from penstock.broker.engine import EpochEnd, Isolation, OffsetFound
 from penstock.broker.partition import Partition
+from penstock.broker.reads import WARM_BYTES
 from penstock.model.errors import Fault
 from penstock.records.batch import Batch, BatchError
 from penstock.records.record import read_records
-from penstock.storage.files import DiskFailed
+from penstock.storage.files import Cold, Disk, DiskFailed
 from penstock.storage.log import PartitionLog
 from penstock.storage.segment import Place, Segment
+
+T = TypeVar("T")
+
+COLD_TRIES_MAX = 1_000
+"""Stretches of a log that one look may have to fetch: time index entries lie that far apart only when clocks went back."""
 
 LATEST = -1
 EARLIEST = -2
@@ -48,7 +56,12 @@ def place_of(partition: Partition, log: PartitionLog, special: int, isolation: i
 
 
 async def find_timestamp(
-    partition: Partition, log: PartitionLog, timestamp: int, isolation: int, readers: ThreadPoolExecutor
+    partition: Partition,
+    log: PartitionLog,
+    timestamp: int,
+    isolation: int,
+    readers: ThreadPoolExecutor,
+    disk: Disk,
 ) -> OffsetFound:
     """The first record at or after `timestamp`, or with MAX_TIMESTAMP the one with the largest; offset -1 if none."""
     loop = asyncio.get_running_loop()
@@ -60,7 +73,7 @@ async def find_timestamp(
             timestamp = max((segment.largest_timestamp() for segment in log.segments), default=-1)
             if timestamp < 0:
                 return OffsetFound(Fault.NONE, -1, -1, -1)
-        found = log.find_timestamp(timestamp)
+        found = await _when_warm(lambda: log.find_timestamp(timestamp), readers, disk)
         if found is None:
             return OffsetFound(Fault.NONE, -1, -1, -1)
         data = await loop.run_in_executor(readers, _read, *found)
@@ -70,6 +83,18 @@ async def find_timestamp(
     if record is None or record[0] >= upper:
         return OffsetFound(Fault.NONE, -1, -1, -1)
     return OffsetFound(Fault.NONE, record[0], record[1], found[1].leader_epoch)
+
+
+async def _when_warm(look: Callable[[], T], readers: ThreadPoolExecutor, disk: Disk) -> T:
+    """What a look at the log finds, after a reader thread has brought into memory what it misses."""
+    loop = asyncio.get_running_loop()
+    for _ in range(COLD_TRIES_MAX):
+        try:
+            return look()
+        except Cold as cold:
+            length = max(cold.length, WARM_BYTES)
+            await loop.run_in_executor(readers, disk.read_at, cold.file, cold.position, length)
+    raise DiskFailed(0, "the log does not stay in memory")
 
 
 def _read(segment: Segment, place: Place) -> bytes:

@@ -23,9 +23,10 @@ def main() -> None:
 def _run(arguments: list[str]) -> int:
     flags = parse_plain(arguments[1:]) if arguments[:1] == ["serve"] else None
     if flags is not None:
+        config = flags.load()
         from penstock.server.main import run
 
-        return run(flags.load())
+        return run(config)
     from penstock.cli.app import app
 
     app(arguments, prog_name="penstock")

@@ -105,8 +105,13 @@ def format_json(record: TextRecord, place: Place) -> bytes:
     _put(content, "key", record.key)
     _put(content, "value", record.value)
     if record.headers:
-        content["headers"] = [_put({"name": name}, "value", value) for name, value in record.headers]
+        content["headers"] = [_header(name, value) for name, value in record.headers]
     return msgspec.json.encode(content)
+
+
+def _header(name: str, value: bytes | None) -> dict[str, Any]:
+    """Names are text in every client library; a log may hold one that is not UTF-8 (surrogates stand for its bytes)."""
+    return _put(_put({}, "name", name.encode("utf-8", "surrogateescape")), "value", value)
 
 
 def _put(content: dict[str, Any], name: str, value: bytes | None) -> dict[str, Any]:

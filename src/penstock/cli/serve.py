@@ -28,6 +28,7 @@ def serve(config: ConfigFile = None, data_dir: DataDir = None, listen: Listen = 
 
     Prints `listening DIALECT HOST:PORT` for each listener when it is ready. SIGTERM and Ctrl-C stop it cleanly.
     """
+    effective = ServeFlags(config, data_dir, listen).load()
     from penstock.server.main import run
 
-    raise typer.Exit(run(ServeFlags(config, data_dir, listen).load()))
+    raise typer.Exit(run(effective))

@@ -47,13 +47,16 @@ class Server:
 
     async def start(self) -> None:
         config = self._config
-        directory = DataDirectory(config.data_dir, open_files_max=config.storage.open_files_max)
         try:
-            self._engine = EmbeddedEngine(directory, engine_settings(config))
-            self._engine.start()
-        except BaseException:
-            directory.close((), clean=False)
-            raise
+            directory = DataDirectory(config.data_dir, open_files_max=config.storage.open_files_max)
+            try:
+                self._engine = EmbeddedEngine(directory, engine_settings(config))
+                self._engine.start()
+            except BaseException:
+                directory.close((), clean=False)
+                raise
+        except OSError as error:
+            raise StartError(f"data directory {config.data_dir} cannot be used: {error}") from error
         self._network = Network(net_settings(config))
         try:
             for dialect, addresses in config.listeners.items():

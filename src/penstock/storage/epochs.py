@@ -51,10 +51,9 @@ class LeaderEpochs:
         entries = self.load()
         if entries and entries[-1].epoch >= epoch:
             return
-        while entries and entries[-1].start_offset >= start_offset:
-            entries.pop()
-        entries.append(EpochStart(epoch, start_offset))
-        self._save()
+        self.replace(
+            [*(entry for entry in entries if entry.start_offset < start_offset), EpochStart(epoch, start_offset)]
+        )
 
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """KIP-101: the largest known epoch at or below the asked one, and the offset where it ends; (-1, -1) if none."""
@@ -78,25 +77,20 @@ class LeaderEpochs:
     def cut_end(self, log_end_offset: int) -> None:
         entries = self.load()
         if entries and entries[-1].start_offset >= log_end_offset:
-            self._entries = [entry for entry in entries if entry.start_offset < log_end_offset]
-            self._save()
+            self.replace([entry for entry in entries if entry.start_offset < log_end_offset])
 
     def cut_start(self, log_start_offset: int) -> None:
         """Forget epochs that ended before the log starts; the one it starts in now starts there."""
         entries = self.load()
         at = bisect_right(entries, log_start_offset, key=lambda entry: entry.start_offset) - 1
         if at >= 0 and (at > 0 or entries[0].start_offset < log_start_offset):
-            self._entries = [EpochStart(entries[at].epoch, log_start_offset), *entries[at + 1 :]]
-            self._save()
+            self.replace([EpochStart(entries[at].epoch, log_start_offset), *entries[at + 1 :]])
 
     def replace(self, entries: list[EpochStart]) -> None:
-        self._entries = entries
-        self._save()
-
-    def _save(self) -> None:
-        entries = self._entries or []
+        """In the file, then here: entries that found no room on the disk do not count."""
         lines = ["0", str(len(entries)), *(f"{epoch} {start}" for epoch, start in entries), ""]
         self._disk.replace_whole(self._path, "\n".join(lines).encode(), durable=False)
+        self._entries = entries
 
 
 def _parse(data: bytes) -> list[EpochStart]:

@@ -161,8 +161,19 @@ class Disk:
     def exists(self, path: Path) -> bool:
         return path.exists()
 
+    def is_directory(self, path: Path) -> bool:
+        return path.is_dir()
+
     def names(self, path: Path) -> list[str]:
         return sorted(os.listdir(path))
+
+    def sizes(self, path: Path) -> dict[str, int]:
+        """The names in a directory with their sizes."""
+        with os.scandir(path) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries}
+
+    def modified_ms(self, path: Path) -> int:
+        return path.stat().st_mtime_ns // 1_000_000
 
     def make_directory(self, path: Path) -> None:
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -173,14 +184,14 @@ class Disk:
     def remove_directory(self, path: Path) -> None:
         """Remove a partition's folder with the plain files in it."""
         for name in os.listdir(path):
-            (path / name).unlink()
+            (path / name).unlink(missing_ok=True)
         path.rmdir()
 
     def rename(self, old: Path, new: Path) -> None:
         os.replace(old, new)
 
     def append_to(self, path: Path, data: Buffer) -> None:
-        """Append to a file that is only a cache (an index): no sync, no cut-back."""
+        """Append to a file that is only a cache (an index): no cut-back."""
         with open(path, "ab") as file:
             file.write(data)
 
@@ -258,6 +269,8 @@ class FileCache:
 
 class DirectoryLock:
     """One broker a data directory: an advisory lock that the kernel drops with the process."""
+
+    __slots__ = ("_fd", "_path")
 
     def __init__(self, path: Path) -> None:
         self._path = path

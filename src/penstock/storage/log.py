@@ -80,6 +80,7 @@ class PartitionLog:
         "name",
         "on_roll",
         "segments",
+        "swapping",
     )
 
     def __init__(
@@ -112,6 +113,8 @@ class PartitionLog:
         self.failure: DiskFailed | None = None
         self.doomed: list[tuple[int, Path]] = []
         """Deleted files and when to unlink them (file.delete.delay.ms)."""
+        self.swapping = False
+        """While files of cleaned segments are put in place: no segment is dropped, which can wait."""
         self.on_roll: Callable[[], None] | None = None
         self._unsynced: list[LogFile] = []
         self._directory_dirty = False
@@ -168,16 +171,18 @@ class PartitionLog:
     def _append_part(self, batches: Sequence[Batch], total: int, now_ms: int) -> None:
         active = self.active
         first = batches[0]
-        if first.leader_epoch > self.leader_epoch or self.log_end_offset == 0:
-            self._begin_epoch(first.leader_epoch)
         position = active.size
         try:
+            if first.leader_epoch > self.leader_epoch or self.log_end_offset == 0:
+                self._begin_epoch(first.leader_epoch)
             active.append(batches, total, self.config.index_interval_bytes)
         except DiskFull as error:
             raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: no room on the disk: {error}") from error
         except DiskFailed as error:
             self.fail(error)
             raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: {error}") from error
+        except OSError as error:
+            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: cannot store the leader epoch: {error}") from error
         if active.created_ms < 0:
             active.created_ms = now_ms
         self.log_end_offset = batches[-1].base_offset + batches[-1].last_offset_delta + 1
@@ -362,7 +367,7 @@ class PartitionLog:
     def drop_segments(self, count: int, now_ms: int) -> int:
         """Let the first `count` segments go, never the active one; bytes freed. They are unlinked a little later."""
         count = min(count, len(self.segments) - 1)
-        if count <= 0:
+        if count <= 0 or self.swapping:
             return 0
         gone, self.segments = self.segments[:count], self.segments[count:]
         self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
@@ -378,6 +383,21 @@ class PartitionLog:
         self._directory_dirty = True
         self.epochs.cut_start(self.log_start_offset)
         return sum(segment.size for segment in gone)
+
+    def holds(self, base_offsets: Sequence[int]) -> bool:
+        """Whether these are the log's oldest segments, none of them the active one."""
+        oldest = [segment.base_offset for segment in self.segments[: len(base_offsets)]]
+        return oldest == list(base_offsets) and len(base_offsets) < len(self.segments)
+
+    def replace_segments(self, count: int, new: list[Segment]) -> None:
+        """The files of the oldest `count` segments were swapped for those of `new`."""
+        old = self.segments[:count]
+        self._files.forget(path for segment in (*old, *new) for path in segment.paths())
+        self.segments = [*new, *self.segments[count:]]
+        self._places = {at: place for at, place in self._places.items() if place[0] not in old}
+        if self.flushed_segment in old:
+            self.flushed_segment = self.active
+            self.flushed_position = 0 if self.dirty else self.active.size
 
     def sweep_doomed(self, now_ms: int) -> None:
         due = [path for at, path in self.doomed if at <= now_ms]

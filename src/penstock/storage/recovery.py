@@ -23,6 +23,7 @@ from pathlib import Path
 
 from penstock.model.topic_config import TopicConfig
 from penstock.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, Batch, BatchError
+from penstock.storage import swap
 from penstock.storage.epochs import EpochsDamaged, EpochStart, LeaderEpochs
 from penstock.storage.files import Disk, DiskFailed, FileCache
 from penstock.storage.log import PartitionLog
@@ -72,9 +73,12 @@ class Damaged(Exception):
 
 
 def segments_in(disk: Disk, files: FileCache, directory: Path) -> list[Segment]:
-    """Pass 1: the segments by base offset; left-overs are removed."""
+    """Pass 1: the segments by base offset; a swap of cleaned segments is finished, left-overs are removed."""
     bases = []
-    for name in disk.names(directory):
+    names = disk.names(directory)
+    if swap.finish(disk, directory, names):
+        names = disk.names(directory)
+    for name in names:
         if name.endswith((".tmp", ".deleted")):
             disk.remove(directory / name)
         elif name.endswith(".log") and len(name) == 24 and name[:20].isdigit():

@@ -23,14 +23,14 @@ from kio.serial import entity_reader, entity_writer
 with warnings.catch_warnings():
     # kafka-python reads its schemas with a function that newer Pythons deprecate.
     warnings.simplefilter("ignore", DeprecationWarning)
-    from kafka.protocol.consumer import FetchRequest, FetchResponse
-    from kafka.protocol.metadata import (
+    from kafka.protocol.consumer import FetchRequest, FetchResponse  # type: ignore[import-untyped]
+    from kafka.protocol.metadata import (  # type: ignore[import-untyped]
         ApiVersionsRequest,
         ApiVersionsResponse,
         MetadataRequest,
         MetadataResponse,
     )
-    from kafka.protocol.producer import ProduceRequest, ProduceResponse
+    from kafka.protocol.producer import ProduceRequest, ProduceResponse  # type: ignore[import-untyped]
 
 KAFKA_PYTHON: dict[str, Any] = {
     message.__name__: message
@@ -94,6 +94,10 @@ _SAMPLES: dict[str, Any] = {
 }
 
 
+def _is_message(annotation: Any) -> bool:
+    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+
+
 def _parts(field: dataclasses.Field[Any]) -> tuple[Any, bool, bool]:
     """The inner type of a field, whether it is an array, and whether it may be null."""
     annotation: Any = field.type
@@ -109,7 +113,7 @@ def trees(entity: type[Any]) -> st.SearchStrategy[dict[str, Any]]:
     fields = {}
     for field in dataclasses.fields(entity):
         inner, array, nullable = _parts(field)
-        strategy = trees(inner) if dataclasses.is_dataclass(inner) else _PRIMITIVES[field.metadata["kafka_type"]]
+        strategy = trees(inner) if _is_message(inner) else _PRIMITIVES[field.metadata["kafka_type"]]
         if array:
             strategy = st.lists(strategy, max_size=2)
         if nullable and "tag" not in field.metadata:
@@ -123,7 +127,7 @@ def sample(entity: type[Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for field in dataclasses.fields(entity):
         inner, array, _ = _parts(field)
-        value = sample(inner) if dataclasses.is_dataclass(inner) else _SAMPLES[field.metadata["kafka_type"]]
+        value = sample(inner) if _is_message(inner) else _SAMPLES[field.metadata["kafka_type"]]
         tree[field.name] = [value, value] if array else value
     return tree
 
@@ -148,10 +152,9 @@ def entity_of(entity: type[Any], tree: dict[str, Any]) -> Any:
         inner, array, _ = _parts(field)
         if value is None:
             values[field.name] = None
-        elif dataclasses.is_dataclass(inner):
-            kind = typing.cast("type[Any]", inner)
+        elif _is_message(inner):
             values[field.name] = (
-                tuple(entity_of(kind, element) for element in value) if array else entity_of(kind, value)
+                tuple(entity_of(inner, element) for element in value) if array else entity_of(inner, value)
             )
         else:
             kafka_type = field.metadata["kafka_type"]

@@ -229,5 +229,7 @@ def test_records_leave_as_the_chunks_they_came_in(version: int) -> None:
 @pytest.mark.parametrize("records", [(), (b"",), (FileRange(Lying(), 5, 0),)])
 def test_no_records_are_an_empty_string_and_never_null(version: int, records: Sequence[Chunk]) -> None:
     topic = "t" if version < 13 else bytes(16)
-    frame = joined(encode_answer(version, 1, 0, 0, [(topic, [PartitionAnswer(0, 1, -1, records=records)])]))
+    chunks = encode_answer(version, 1, 0, 0, [(topic, [PartitionAnswer(0, 1, -1, records=records)])])
+    assert len(chunks) == 1
+    frame = joined(chunks)
     assert decode_answer(FETCH, version, frame).responses[0].partitions[0].records == b""

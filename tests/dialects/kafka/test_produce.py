@@ -59,7 +59,7 @@ def requests(draw: st.DrawFn, version: int) -> dict[str, Any]:
     )
 
 
-def key_of(topic: dict[str, Any]) -> str | bytes:
+def key_of(topic: dict[str, Any]) -> Any:
     return topic["topic_id"].bytes if "topic_id" in topic else topic["name"]
 
 
@@ -173,6 +173,14 @@ def decode_or_refuse(body: bytes, version: int) -> None:
         pass
 
 
+@every_encoding
+def test_records_that_claim_more_than_is_there_are_refused_with_both_numbers(version: int) -> None:
+    whole = memoryview(one_request(version, 1, b"x" * 100))
+    body_start = read_header(whole, 4).body_start
+    with pytest.raises(ProtocolError, match="records of 100 bytes in a Produce request that has 90"):
+        decode(whole[: -10 - 3 * is_flexible(PRODUCE, version)], body_start, version)
+
+
 @pytest.mark.parametrize("count", [2**31 - 1, 2**24, -2, -1])
 def test_a_count_that_cannot_be_true_is_refused_before_anything_is_made_of_it(count: int) -> None:
     legacy = struct.pack(">hhii", -1, 1, 1000, count) + bytes(100)
@@ -278,6 +286,16 @@ def test_a_request_that_differs_or_is_not_whole_ends_the_run(version: int) -> No
     for cut in range(len(alike)):
         found, stop = prefix.cut(memoryview(alike + alike[:cut]), 0)
         assert (len(found), stop) == (1, len(alike))
+
+
+@pytest.mark.parametrize("version", range(9, 14))
+@pytest.mark.parametrize("position", [-1, -2, -3])
+def test_a_request_with_tagged_fields_behind_its_records_is_left_to_the_decoder(version: int, position: int) -> None:
+    frame = bytearray(one_request(version, 1, b"abc"))
+    prefix = some_prefix(bytes(frame))
+    assert len(prefix.cut(memoryview(frame), 0)[0]) == 1
+    frame[position] = 1
+    assert prefix.cut(memoryview(frame), 0) == ([], 0)
 
 
 @every_encoding

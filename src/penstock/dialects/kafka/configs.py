@@ -1,11 +1,11 @@
-"""DescribeConfigs and IncrementalAlterConfigs: topic configs with their sources, broker configs read-only.
+"""DescribeConfigs, IncrementalAlterConfigs and AlterConfigs: topic configs with their sources, broker configs read-only.
 
 A broker's configs are told in Kafka's names, because tools look for them there; they are changed in the config file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.model.errors import BrokerError, Fault
@@ -14,7 +14,7 @@ from penstock.model.topic_config import KEYS, KeyType
 
 if TYPE_CHECKING:
     from penstock.broker.engine import TopicResult
-    from penstock.dialects.kafka.service import KafkaService
+    from penstock.dialects.kafka.service import Caller, KafkaService
 
 TOPIC = 2
 BROKER = 4
@@ -62,7 +62,7 @@ BROKER_NAMES = {
 }
 
 
-def describe_configs(service: KafkaService, body: Any, version: int) -> dict[str, Any]:
+def describe_configs(service: KafkaService, body: Any, version: int, caller: Caller) -> dict[str, Any]:
     documented = getattr(body, "include_documentation", False)
     results = []
     for resource in body.resources:
@@ -190,9 +190,23 @@ def _broker_entry(name: str, value: str | None, kind: KeyType, doc: str, source:
     }
 
 
-def incremental_alter_configs(service: KafkaService, body: Any, version: int) -> Any:
+def incremental_alter_configs(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
+    return _alter(service, body, _changes)
+
+
+def alter_configs(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
+    """What is not named goes back to its default; Kafka has deprecated this request for that reason."""
+    return _alter(service, body, _replacement)
+
+
+Overrides = Mapping[str, str]
+Changes = dict[str, str | None]
+"""Values to set or, with None, to unset."""
+
+
+def _alter(service: KafkaService, body: Any, changes_of: Callable[[Overrides, Overrides, Any], Changes]) -> Any:
     refused: dict[int, BrokerError] = {}
-    changes: dict[str, dict[str, str | None]] = {}
+    changes: dict[str, Changes] = {}
     for at, resource in enumerate(body.resources):
         try:
             if resource.resource_type != TOPIC:
@@ -201,7 +215,11 @@ def incremental_alter_configs(service: KafkaService, body: Any, version: int) ->
                 )
             if resource.resource_name in changes:
                 raise BrokerError(Fault.INVALID_REQUEST, f"topic {resource.resource_name!r} is named twice")
-            changes[resource.resource_name] = _changes(service, resource)
+            overrides = service.engine.topic_configs(resource.resource_name)
+            if overrides is None:
+                raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION, f"topic {resource.resource_name!r} does not exist")
+            defaults = service.engine.settings.topic_defaults or {}
+            changes[resource.resource_name] = changes_of(overrides, defaults, resource.configs)
         except BrokerError as error:
             refused[at] = error
     done: list[TopicResult] | Pending[list[TopicResult]] = []
@@ -231,14 +249,10 @@ def incremental_alter_configs(service: KafkaService, body: Any, version: int) ->
     return when(done, answer)
 
 
-def _changes(service: KafkaService, resource: Any) -> dict[str, str | None]:
-    """What the operations come to, as values to set or, with None, to unset."""
-    overrides = service.engine.topic_configs(resource.resource_name)
-    if overrides is None:
-        raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION, f"topic {resource.resource_name!r} does not exist")
-    defaults = service.engine.settings.topic_defaults or {}
-    changes: dict[str, str | None] = {}
-    for config in resource.configs:
+def _changes(overrides: Overrides, defaults: Overrides, configs: Any) -> Changes:
+    """What the operations come to."""
+    changes: Changes = {}
+    for config in configs:
         key = KEYS.get(config.name)
         operation = config.config_operation
         if config.name in changes:
@@ -263,3 +277,15 @@ def _changes(service: KafkaService, resource: Any) -> dict[str, str | None]:
         else:
             raise BrokerError(Fault.INVALID_REQUEST, f"config operation {operation} is not known")
     return changes
+
+
+def _replacement(overrides: Overrides, defaults: Overrides, configs: Any) -> Changes:
+    """Everything that is set now is unset, but for what is named."""
+    named: Changes = {}
+    for config in configs:
+        if config.name in named:
+            raise BrokerError(Fault.INVALID_REQUEST, f"{config.name} is named twice")
+        if config.value is None:
+            raise BrokerError(Fault.INVALID_CONFIG, f"{config.name} has no value")
+        named[config.name] = config.value
+    return {**dict.fromkeys(overrides), **named}

@@ -1,4 +1,4 @@
-"""Requests that look something up: Metadata, ListOffsets, OffsetForLeaderEpoch, and a producer's id."""
+"""Requests that look something up: Metadata, ListOffsets and OffsetForLeaderEpoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.model.ids import topic_name
 from penstock.model.pending import Pending, gather, when
 
 if TYPE_CHECKING:
-    from penstock.dialects.kafka.service import KafkaService
+    from penstock.dialects.kafka.service import Caller, KafkaService
 
 # Bits of Kafka's AclOperation: without an authorizer every operation is allowed.
 TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
@@ -130,7 +130,7 @@ def _describe(service: KafkaService, info: TopicInfo, operations: int) -> TopicD
 # ---- offsets ----------------------------------------------------------------------------------------------------------
 
 
-def list_offsets(service: KafkaService, body: Any, version: int) -> Any:
+def list_offsets(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
     isolation = getattr(body, "isolation_level", 0)
     keys = []
     found: list[OffsetFound | Pending[OffsetFound]] = []
@@ -169,7 +169,7 @@ def _list_offsets_answer(body: Any, results: list[OffsetFound]) -> dict[str, Any
     return {"topics": topics}
 
 
-def offset_for_leader_epoch(service: KafkaService, body: Any, version: int) -> dict[str, Any]:
+def offset_for_leader_epoch(service: KafkaService, body: Any, version: int, caller: Caller) -> dict[str, Any]:
     topics = []
     for topic in body.topics:
         partitions = []
@@ -185,35 +185,3 @@ def offset_for_leader_epoch(service: KafkaService, body: Any, version: int) -> d
             )
         topics.append({"topic": topic.topic, "partitions": partitions})
     return {"topics": topics}
-
-
-# ---- producers --------------------------------------------------------------------------------------------------------
-
-
-def init_producer_id(service: KafkaService, body: Any, version: int) -> Any:
-    """A fresh id with epoch 0. Transactional ids need a transaction coordinator, which answers that it is not there."""
-    if body.transactional_id is not None:
-        return {"error_code": Fault.COORDINATOR_NOT_AVAILABLE, "producer_id": -1, "producer_epoch": -1}
-    engine = service.engine
-
-    async def take() -> dict[str, Any]:
-        return {"error_code": Fault.NONE, "producer_id": await engine.new_producer_id(), "producer_epoch": 0}
-
-    return engine.spawn(
-        take(), lambda _: {"error_code": Fault.COORDINATOR_NOT_AVAILABLE, "producer_id": -1, "producer_epoch": -1}
-    )
-
-
-def find_coordinator(service: KafkaService, body: Any, version: int) -> dict[str, Any]:
-    """Nobody coordinates groups or transactions here; clients ask again later.
-
-    It is answered all the same, because librdkafka takes a broker that does not announce it for one without lz4.
-    """
-    nobody = {
-        "error_code": Fault.COORDINATOR_NOT_AVAILABLE,
-        "error_message": Fault.COORDINATOR_NOT_AVAILABLE.value,
-        "node_id": -1,
-        "host": "",
-        "port": -1,
-    }
-    return {**nobody, "coordinators": [{**nobody, "key": key} for key in getattr(body, "coordinator_keys", ())]}

@@ -1,17 +1,27 @@
 """What all Kafka connections of a listener share: the engine, the address to name, and the handlers by API key.
 
-A handler is a function `(service, body, version) -> description | Pending[description]`: kio's request in, the fields of the
-answer out, in the names of the newest version. ApiVersions announces just the keys that have one.
+A handler is a function `(service, body, version, caller) -> description | Pending[description]`: kio's request in, the
+fields of the answer out, in the names of the newest version. ApiVersions announces just the keys that have one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.broker.embedded import EmbeddedEngine
-from penstock.dialects.kafka import configs, lookups, topics
-from penstock.dialects.kafka.api_versions import ApiVersionsAnswers, software_is_valid
+from penstock.dialects.kafka import (
+    cluster,
+    configs,
+    consumer_groups,
+    coordinators,
+    groups,
+    lookups,
+    offsets,
+    topics,
+    transactions,
+)
+from penstock.dialects.kafka.api_versions import ApiVersionsAnswers, Feature, software_is_valid
 from penstock.dialects.kafka.apis import ApiKey, advertised
 from penstock.dialects.kafka.metadata import BrokerAddress, TopicsKept
 from penstock.model import limits
@@ -20,21 +30,59 @@ from penstock.model.errors import Fault
 if TYPE_CHECKING:
     from penstock.dialects.kafka.session import Call, KafkaSession
 
-Handler = Callable[["KafkaService", Any, int], Any]
+
+class Caller(NamedTuple):
+    """Who asks, as it calls itself and as it is seen."""
+
+    client_id: str
+    client_host: str
+
+
+Handler = Callable[["KafkaService", Any, int, Caller], Any]
 
 HANDLERS: Mapping[int, Handler] = {
     ApiKey.LIST_OFFSETS: lookups.list_offsets,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: lookups.offset_for_leader_epoch,
-    ApiKey.INIT_PRODUCER_ID: lookups.init_producer_id,
-    ApiKey.FIND_COORDINATOR: lookups.find_coordinator,
+    ApiKey.FIND_COORDINATOR: coordinators.find_coordinator,
+    ApiKey.JOIN_GROUP: groups.join_group,
+    ApiKey.SYNC_GROUP: groups.sync_group,
+    ApiKey.HEARTBEAT: groups.heartbeat,
+    ApiKey.LEAVE_GROUP: groups.leave_group,
+    ApiKey.DESCRIBE_GROUPS: groups.describe_groups,
+    ApiKey.LIST_GROUPS: groups.list_groups,
+    ApiKey.DELETE_GROUPS: groups.delete_groups,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_groups.consumer_group_heartbeat,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: consumer_groups.consumer_group_describe,
+    ApiKey.OFFSET_COMMIT: offsets.offset_commit,
+    ApiKey.OFFSET_FETCH: offsets.offset_fetch,
+    ApiKey.OFFSET_DELETE: offsets.offset_delete,
+    ApiKey.TXN_OFFSET_COMMIT: offsets.txn_offset_commit,
+    ApiKey.INIT_PRODUCER_ID: transactions.init_producer_id,
+    ApiKey.ADD_PARTITIONS_TO_TXN: transactions.add_partitions_to_txn,
+    ApiKey.ADD_OFFSETS_TO_TXN: transactions.add_offsets_to_txn,
+    ApiKey.END_TXN: transactions.end_txn,
+    ApiKey.WRITE_TXN_MARKERS: transactions.write_txn_markers,
+    ApiKey.DESCRIBE_TRANSACTIONS: transactions.describe_transactions,
+    ApiKey.LIST_TRANSACTIONS: transactions.list_transactions,
+    ApiKey.DESCRIBE_PRODUCERS: transactions.describe_producers,
     ApiKey.CREATE_TOPICS: topics.create_topics,
     ApiKey.DELETE_TOPICS: topics.delete_topics,
     ApiKey.CREATE_PARTITIONS: topics.create_partitions,
     ApiKey.DELETE_RECORDS: topics.delete_records,
-    ApiKey.DESCRIBE_CLUSTER: topics.describe_cluster,
     ApiKey.DESCRIBE_CONFIGS: configs.describe_configs,
+    ApiKey.ALTER_CONFIGS: configs.alter_configs,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
+    ApiKey.LIST_CONFIG_RESOURCES: cluster.list_config_resources,
+    ApiKey.DESCRIBE_CLUSTER: cluster.describe_cluster,
+    ApiKey.DESCRIBE_LOG_DIRS: cluster.describe_log_dirs,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: cluster.describe_topic_partitions,
+    ApiKey.ELECT_LEADERS: cluster.elect_leaders,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: cluster.alter_partition_reassignments,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: cluster.list_partition_reassignments,
 }
+FEATURES = (Feature("group.version", 0, 1, finalized=1), Feature("transaction.version", 0, 2, finalized=2))
+"""Consumer groups of KIP-848, and transactions that add partitions by themselves and raise the epoch (KIP-890)."""
+
 _SPECIAL = frozenset({ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA, ApiKey.API_VERSIONS})
 """Encoded by hand, not by way of a description."""
 
@@ -52,14 +100,16 @@ class KafkaService:
         self.frame_bytes_max = frame_bytes_max
         self.handled = frozenset(HANDLERS) | _SPECIAL
         self.topics_kept = TopicsKept()
-        self._api_versions = ApiVersionsAnswers(advertised(self.handled))
+        self._api_versions = ApiVersionsAnswers(advertised(self.handled), FEATURES)
 
     def perform(self, call: Call, session: KafkaSession) -> Any:
         if call.key == ApiKey.API_VERSIONS:
             return self._answer_api_versions(call)
         if call.key == ApiKey.METADATA:
             return lookups.metadata(self, call.body, call.version, call.correlation_id)
-        return HANDLERS[call.key](self, call.body, call.version)
+        # Kafka stores and shows the address as Java prints one.
+        caller = Caller(call.client_id or "", f"/{session.client_host}")
+        return HANDLERS[call.key](self, call.body, call.version, caller)
 
     def _answer_api_versions(self, call: Call) -> bytes:
         body = call.body

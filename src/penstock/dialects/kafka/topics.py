@@ -1,4 +1,4 @@
-"""Admin requests about topics, partitions, records and the cluster."""
+"""Admin requests about topics, partitions and records."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker.engine import NewTopic, TopicResult
 from penstock.dialects.kafka import configs
-from penstock.dialects.kafka.lookups import CLUSTER_OPERATIONS
-from penstock.dialects.kafka.metadata import OPERATIONS_NOT_ASKED
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending, gather, when
 
 if TYPE_CHECKING:
-    from penstock.dialects.kafka.service import KafkaService
-
-_BROKER_ENDPOINT = 1
+    from penstock.dialects.kafka.service import Caller, KafkaService
 
 
-def create_topics(service: KafkaService, body: Any, version: int) -> Any:
+def create_topics(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
     refused: dict[int, TopicResult] = {}
     wanted: list[NewTopic] = []
     for at, topic in enumerate(body.topics):
@@ -80,7 +76,7 @@ def _created(service: KafkaService, result: TopicResult) -> dict[str, Any]:
     }
 
 
-def delete_topics(service: KafkaService, body: Any, version: int) -> Any:
+def delete_topics(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
     engine = service.engine
     asked: list[tuple[str | None, uuid.UUID | None]]
     if version >= 6:
@@ -114,7 +110,7 @@ def delete_topics(service: KafkaService, body: Any, version: int) -> Any:
     return done.map(answer)
 
 
-def create_partitions(service: KafkaService, body: Any, version: int) -> Any:
+def create_partitions(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
     node = service.address.node_id
     refused = {
         topic.name: TopicResult(
@@ -142,7 +138,7 @@ def _plain(result: TopicResult) -> dict[str, Any]:
     }
 
 
-def delete_records(service: KafkaService, body: Any, version: int) -> Any:
+def delete_records(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
     parts: list[tuple[Fault, int] | Pending[tuple[Fault, int]]] = [
         service.engine.delete_records(topic.name, partition.partition_index, partition.offset)
         for topic in body.topics
@@ -167,27 +163,3 @@ def delete_records(service: KafkaService, body: Any, version: int) -> Any:
         return {"topics": topics}
 
     return when(gather(parts), answer)
-
-
-def describe_cluster(service: KafkaService, body: Any, version: int) -> dict[str, Any]:
-    if getattr(body, "endpoint_type", _BROKER_ENDPOINT) != _BROKER_ENDPOINT:
-        return {
-            "error_code": Fault.INVALID_REQUEST,
-            "error_message": "this listener serves broker endpoints",
-            "cluster_id": service.engine.identity.cluster_id,
-            "controller_id": -1,
-            "brokers": [],
-        }
-    address = service.address
-    asked = body.include_cluster_authorized_operations
-    return {
-        "error_code": Fault.NONE,
-        "error_message": None,
-        "endpoint_type": _BROKER_ENDPOINT,
-        "cluster_id": service.engine.identity.cluster_id,
-        "controller_id": address.node_id,
-        "brokers": [
-            {"broker_id": address.node_id, "host": address.host, "port": address.port, "rack": None, "is_fenced": False}
-        ],
-        "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED,
-    }

@@ -1,0 +1,43 @@
+"""The child process that cleans logs: a job a line on standard input, a result a line on standard output, both JSON.
+
+It runs at the lowest priority and ends when its input is closed, so it does not outlive the broker. A job that fails is
+answered with its reason; the next one may succeed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import msgspec
+
+from penstock.records.batch import BatchError
+from penstock.storage.cleaner import Cleaner, CleaningJob, CleaningResult, DamagedLog
+
+NICENESS = 19
+
+
+class Reply(msgspec.Struct, frozen=True):
+    result: CleaningResult | None = None
+    error: str | None = None
+
+
+def main() -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(NICENESS)
+    for line in sys.stdin.buffer:
+        sys.stdout.buffer.write(msgspec.json.encode(reply_to(line)) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def reply_to(line: bytes) -> Reply:
+    try:
+        job = msgspec.json.decode(line, type=CleaningJob)
+        return Reply(result=Cleaner(job).run())
+    except (OSError, DamagedLog, BatchError, msgspec.DecodeError) as error:
+        return Reply(error=f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()
