@@ -111,14 +111,14 @@ class Follower(threading.Thread):
 
     def __init__(self, bootstrap: str, history: History, stopping: threading.Event) -> None:
         super().__init__(name="follower", daemon=True)
-        self._bootstrap = bootstrap
+        self._address = bootstrap
         self._history = history
         self._stopping = stopping
         self.polled = 0
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        consumer = _consumer(self._bootstrap)
+        consumer = _consumer(self._address)
         try:
             while not self._stopping.is_set():
                 self.polled += _take(consumer, self._history, self.name, consumer.consume(500, 0.2))

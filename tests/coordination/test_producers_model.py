@@ -312,5 +312,5 @@ class ProducerMachine(RuleBasedStateMachine):
 
 
 def test_the_table_answers_as_its_log_says() -> None:
-    longer = settings(max_examples=3 * settings().max_examples, stateful_step_count=30)
+    longer = settings(max_examples=2 * settings().max_examples, stateful_step_count=30)
     run_state_machine_as_test(ProducerMachine, settings=longer)

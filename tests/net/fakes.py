@@ -112,6 +112,18 @@ class FakeSession:
         self.abandoned += 1
 
 
+class LineSession(FakeSession):
+    """Echoes lines: frames whose size is not known before their end."""
+
+    def feed(self, view: memoryview) -> Fed:
+        data = bytes(view)
+        end = data.rfind(b"\n") + 1
+        return Fed(end, 0, [b"e" + line for line in data[:end].split(b"\n")[:-1]])
+
+    def answer(self, request: Any, result: bytes) -> list[Chunk]:
+        return [result[1:], b"\n"]
+
+
 class Server:
     """A listener with fake sessions on a loop in a thread; `call` runs a function there."""
 
@@ -227,6 +239,12 @@ class Client:
 
     def read(self) -> bytes:
         return self.exactly(int.from_bytes(self.exactly(4), "big"))
+
+    def is_ended_by_peer(self) -> bool:
+        """Like `is_closed_by_peer`, but in order: no reset that could have destroyed answers on their way."""
+        while self.socket.recv(65536):
+            pass
+        return True
 
     def is_closed_by_peer(self) -> bool:
         try:

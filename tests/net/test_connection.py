@@ -16,7 +16,7 @@ from penstock.net.listener import Listener
 from penstock.net.network import Network
 from penstock.net.session import Fed
 from penstock.net.settings import NetSettings
-from tests.net.fakes import FakeSession, frame, until
+from tests.net.fakes import FakeSession, LineSession, frame, until
 
 NOBODY = b"e nobody else is touched"
 
@@ -117,7 +117,7 @@ def test_a_fatal_frame_closes_after_the_answers_before_it_with_one_printable_lin
     with server.connect() as other, server.connect() as client:
         client.send(frame(b"e last words") + b"\0\0\0\0" + b"more bytes that nobody reads" * 10_000)
         assert client.read() == b"e last words"
-        assert client.is_closed_by_peer()
+        assert client.is_ended_by_peer()
         port = client.socket.getsockname()[1]
         other.send(frame(NOBODY))
         assert other.read() == NOBODY
@@ -221,6 +221,28 @@ def test_a_session_that_takes_nothing_of_a_whole_frame_is_stopped(serve, lines):
         client.send(b"12345678")
         assert client.is_closed_by_peer()
     assert "took nothing" in lines()[0]
+
+
+def test_lines_of_any_length_in_any_pieces_are_answered(serve):
+    server = serve(LineSession)
+    lines = [b"x" * size for size in (0, 1, 700, 1_023, 1_024, 1_025, 5_000, 300_000, 3)]
+    data = b"".join(line + b"\n" for line in lines)
+    with server.connect() as client:
+        for piece in (len(data), 997, 65_536):
+            for at in range(0, len(data), piece):
+                client.send(data[at : at + piece])
+                server.until(
+                    lambda end=min(at + piece, len(data)): server.listener.bytes_received % len(data) == end % len(data)
+                )
+            assert client.exactly(len(data)) == data
+
+
+def test_a_line_without_an_end_is_refused_at_the_bound(serve, lines):
+    server = serve(LineSession, frame_bytes_max=50_000)
+    with server.connect() as client:
+        client.send(b"x" * 60_000)
+        assert client.is_closed_by_peer()
+    assert "bytes is more than 50000" in lines()[0]
 
 
 class OneByOne(FakeSession):
@@ -339,7 +361,9 @@ def _play(data: bytes, cuts: list[int], settings: NetSettings) -> DeafTransport:
 
 
 @given(
-    sizes=st.lists(st.one_of(st.integers(1, 300), st.sampled_from([5_000, 70_000, 140_000])), min_size=1, max_size=12),
+    sizes=st.lists(
+        st.one_of(st.integers(1, 300), st.sampled_from([5_000, 70_000, 140_000, 300_000])), min_size=1, max_size=12
+    ),
     cuts=st.lists(st.floats(0, 1), max_size=30),
     scratch_bytes=st.sampled_from([7, 64, 1_000, 65_536]),
 )

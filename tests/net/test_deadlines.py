@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 
-from tests.net.fakes import frame
+import pytest
+
+from tests.net.fakes import FakeSession, LineSession, frame
 
 
 def reason(line: str) -> str:
@@ -19,8 +21,9 @@ def test_a_half_sent_frame_is_closed_at_its_deadline(serve, lines):
     assert [reason(line) for line in lines()] == ["a frame was not whole after 100 ms, with 10 of 104 bytes"]
 
 
-def test_a_frame_that_drips_is_closed_though_it_is_never_silent(serve, lines):
-    server = serve(frame_deadline_ms=150)
+@pytest.mark.parametrize("session", [FakeSession, LineSession])
+def test_a_frame_that_drips_is_closed_though_it_is_never_silent(serve, lines, session):
+    server = serve(session, frame_deadline_ms=150)
     data = frame(b"e" * 100_000)
     sent = 0
     with server.connect() as client:

@@ -105,6 +105,21 @@ def test_a_slow_reader_of_a_large_range_gets_it_whole(serve_file):
         assert slow.read() == b"e after"
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_range_waits_for_bytes_that_the_socket_has_not_taken(serve_file, together):
+    server = serve_file(write_buffer_bytes_high=64 * MB)
+    large = struct.pack(">cQ", b"b", 12 * MB)
+    with server.connect(receive_bytes=4_096) as client:
+        client.send(frame(large) + file_request(0, 200_000) * together)
+        server.until(lambda: any(connection.stalled for connection in server.listener.connections))
+        client.send(file_request(0, 200_000) + frame(b"e after"))
+        server.until(lambda: len(server.sessions[0].performed) == 3 + together)
+        assert client.read() == bytes(12 * MB)
+        for _ in range(1 + together):
+            assert client.read() == b"<" + DATA[:200_000] + b"done"
+        assert client.read() == b"e after"
+
+
 def test_parked_answers_before_a_range_go_first(serve_file):
     server = serve_file()
     with server.connect() as client:

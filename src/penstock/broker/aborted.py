@@ -7,7 +7,7 @@ loaded at start is completed from the markers that recovery replays.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from penstock.coordination.producer_records import AbortedTransaction
 
@@ -25,23 +25,31 @@ class AbortedTransactions:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def load(self, files: Iterable[bytes], log_end_offset: int) -> None:
-        for data in files:
-            for start in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
-                entry = AbortedTransaction.decode(data, start)
-                if entry.last_offset < log_end_offset:
-                    self.add(entry)
+    def __iter__(self) -> Iterator[AbortedTransaction]:
+        return iter(self._entries)
 
-    def add(self, entry: AbortedTransaction) -> None:
-        """Entries that are known are passed over: recovery meets some twice."""
+    def load(self, data: bytes, log_end_offset: int) -> bool:
+        """Take in a file; whether it has nothing else than whole entries of what is in the log. Raises ValueError."""
+        whole = len(data) % ENTRY_BYTES == 0
+        for start in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
+            entry = AbortedTransaction.decode(data, start)
+            if entry.last_offset < log_end_offset:
+                self.add(entry)
+            else:
+                whole = False
+        return whole
+
+    def add(self, entry: AbortedTransaction) -> bool:
+        """Whether it was not known: recovery meets some twice."""
         entries = self._entries
         if entries and entry.last_offset <= entries[-1].last_offset:
             at = bisect_left(entries, entry.last_offset, key=_last_offset)
             if at < len(entries) and entries[at].last_offset == entry.last_offset:
-                return
+                return False
             entries.insert(at, entry)
         else:
             entries.append(entry)
+        return True
 
     def between(self, offset: int, upper: int) -> list[tuple[int, int]]:
         """(producer id, first offset) of those with records in offset..upper-1, by first offset."""

@@ -15,16 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from penstock.broker import offsets
+from penstock.broker import offsets, runs
 from penstock.broker.cleaning import Cleaning
 from penstock.broker.engine import (
     Acks,
     Append,
     Appended,
+    Bytes,
     EpochEnd,
     NewTopic,
     OffsetFound,
     PartitionInfo,
+    RecordsRead,
+    RunAppended,
     TopicInfo,
     TopicResult,
 )
@@ -34,6 +37,7 @@ from penstock.broker.opening import open_partitions
 from penstock.broker.partition import Partition
 from penstock.broker.producer_ids import ProducerIds
 from penstock.broker.reads import Reads
+from penstock.broker.record_reads import RecordReads
 from penstock.broker.topics import Topics
 from penstock.broker.transactional import TransactionalAppends
 from penstock.broker.transactions import TRANSACTIONS_TOPIC, Transactions
@@ -44,6 +48,7 @@ from penstock.coordination.transaction_commands import TransactionSettings
 from penstock.model.errors import Fault
 from penstock.model.ids import INTERNAL_TOPICS, TopicPartition, is_internal
 from penstock.model.pending import Pending
+from penstock.records.builder import NewRecord
 from penstock.storage.data_directory import DataDirectory, Identity
 from penstock.storage.flusher import Flusher
 from penstock.storage.log import PartitionLog
@@ -95,6 +100,7 @@ class EmbeddedEngine:
         self._by_log: dict[PartitionLog, Partition] = {}
         self._reads = Reads(self._loop, self._find, self._readers, directory.disk)
         self.read = self._reads.read
+        self._record_reads = RecordReads(self._loop, self._reads, self._readers)
         self._producer_ids = ProducerIds(directory)
         self._producer_ids_lock = asyncio.Lock()
         self._internal_lock = asyncio.Lock()
@@ -247,6 +253,31 @@ class EmbeddedEngine:
         if partition is None:
             return Appended(Fault.UNKNOWN_TOPIC_OR_PARTITION)
         return Appended(Fault.INVALID_TOPIC, text=f"{topic} is written by the broker alone")
+
+    def append_run(
+        self, topic: str, partition: int, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, acks: int
+    ) -> RunAppended | Pending[RunAppended]:
+        found = self._partitions.get((topic, partition))
+        if found is None or topic in INTERNAL_TOPICS:
+            refused = self._refused(topic, found)
+            return RunAppended(refused.fault, text=refused.text or refused.fault.value)
+        return runs.append_run(found, values, keys, acks, time.time_ns() // 1_000_000)
+
+    def append_new(
+        self, topic: str, partition: int, records: Sequence[NewRecord], acks: int, compression: int = 0
+    ) -> RunAppended | Pending[RunAppended]:
+        found = self._partitions.get((topic, partition))
+        if found is None or topic in INTERNAL_TOPICS:
+            refused = self._refused(topic, found)
+            return RunAppended(refused.fault, text=refused.text or refused.fault.value)
+        return runs.append_new(found, records, acks, compression, time.time_ns() // 1_000_000)
+
+    def read_records(
+        self, topic: str, partition: int, offset: int, max_records: int, max_bytes: int, max_wait_ms: int = 0
+    ) -> RecordsRead | Pending[RecordsRead]:
+        return self._record_reads.read(
+            self._partitions.get((topic, partition)), offset, max_records, max_bytes, max_wait_ms
+        )
 
     def list_offset(
         self, topic: str, partition: int, timestamp: int, isolation: int, leader_epoch: int = -1

@@ -15,6 +15,10 @@ from typing import NamedTuple, Protocol
 from penstock.model.chunks import FileRange
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
+from penstock.records.builder import NewRecord
+from penstock.records.record import Record
+
+Bytes = bytes | bytearray | memoryview
 
 
 class Acks(enum.IntEnum):
@@ -66,6 +70,28 @@ class ReadResult(NamedTuple):
     records: FileRange | None = None
     aborted: Sequence[tuple[int, int]] | None = None
     """(producer id, first offset) of aborted transactions in the range, sorted by first offset; read_committed only."""
+
+
+class RunAppended(NamedTuple):
+    """What became of a run of bare records: the first `count` are in the log from `base_offset` on, without a gap."""
+
+    fault: Fault
+    """Of the records past `count`, or of all when none made it."""
+    base_offset: int = -1
+    count: int = 0
+    text: str = ""
+
+
+class RecordsRead(NamedTuple):
+    """Committed records in offset order: no control records, nothing of open or aborted transactions."""
+
+    fault: Fault
+    records: Sequence[Record] = ()
+    next_offset: int = -1
+    """Where to go on: behind the last record, or behind what was skipped."""
+    log_start_offset: int = -1
+    high_watermark: int = -1
+    """Where committed records end: the last stable offset."""
 
 
 class OffsetFound(NamedTuple):
@@ -122,6 +148,29 @@ class Engine(Protocol):
 
     def append_many(self, appends: Sequence[Append], acks: int) -> list[Appended] | Pending[list[Appended]]:
         """Append to several partitions; the results in the order of `appends`."""
+        ...
+
+    def append_run(
+        self, topic: str, partition: int, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, acks: int
+    ) -> RunAppended | Pending[RunAppended]:
+        """Append bare records with the current time, in order, in as few batches as they fit; one write, one flush.
+
+        The caller's own limit on a record rules, not max.message.bytes.
+        """
+        ...
+
+    def append_new(
+        self, topic: str, partition: int, records: Sequence[NewRecord], acks: int, compression: int = 0
+    ) -> RunAppended | Pending[RunAppended]:
+        """As `append_run`, for records with headers or timestamps of their own."""
+        ...
+
+    def read_records(
+        self, topic: str, partition: int, offset: int, max_records: int, max_bytes: int, max_wait_ms: int = 0
+    ) -> RecordsRead | Pending[RecordsRead]:
+        """Up to `max_records` committed records from `offset` on, at least one if there is one; `max_bytes` counts keys
+        and values. At the end it waits up to `max_wait_ms` for more; for a record whose flush is under way it always
+        waits. An offset outside the log is OFFSET_OUT_OF_RANGE (the log end itself is not)."""
         ...
 
     def read(

@@ -88,7 +88,7 @@ class Housekeeping:
                 log = partition.log
                 if log is None:
                     continue
-                if self._store_index(log) or self.store_snapshot(partition):
+                if self._store_index(log) | self.store_snapshot(partition):
                     at_work += 1
                     if at_work % LOGS_PER_SLICE == 0:
                         await asyncio.sleep(0)
@@ -106,7 +106,10 @@ class Housekeeping:
         """Write the producers' state as of the log end, if it changed; older snapshots go."""
         log = partition.log
         assert log is not None
-        if not len(partition.producers) or partition.snapshot_offset == log.log_end_offset:
+        if not len(partition.producers):
+            log.producerless_offset = log.log_end_offset
+            return False
+        if partition.snapshot_offset == log.log_end_offset:
             return False
         data = encode_snapshot(partition.producers.snapshot())
         disk = self._directory.disk

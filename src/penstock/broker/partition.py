@@ -8,11 +8,11 @@ where the flush policy promises durability, else to the log end. Whoever waits f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from penstock.broker.aborted import AbortedTransactions
-from penstock.broker.engine import Appended
+from penstock.broker.engine import Appended, RunAppended
 from penstock.coordination.producers import Duplicate, ProducerTable
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import TopicPartition
@@ -258,6 +258,33 @@ class Partition:
                     )
         except BatchError as damage:
             raise BrokerError(Fault.CORRUPT_MESSAGE, str(damage)) from None
+
+    def append_made(self, made: Iterable[bytearray], now_ms: int) -> RunAppended:
+        """Append batches that the broker made of bare records: sound by making, so only placed and written."""
+        log = self._writable()
+        batches = []
+        base_offset = offset = log.log_end_offset
+        for data in made:
+            batch = Batch(memoryview(data))
+            if self.config.has_log_append_time:
+                batch.stamp(now_ms)
+            batch.place(offset, self.leader_epoch)
+            offset += batch.last_offset_delta + 1
+            batches.append(batch)
+        try:
+            written = log.append(batches, now_ms)
+        except BrokerError as error:
+            return RunAppended(error.fault, text=error.text)
+        if self.durable:
+            self.request_flush(log)
+        else:
+            if log.log_end_offset - log.flushed_offset >= self.config.flush_messages:
+                self.request_flush(log)
+            self._advance(log.log_end_offset)
+        count = log.log_end_offset - base_offset
+        if written < len(batches):
+            return RunAppended(Fault.STORAGE_ERROR, base_offset, count, "no room on the disk")
+        return RunAppended(Fault.NONE, base_offset, count)
 
     def append_own(self, data: bytearray, now_ms: int) -> int:
         """Append a batch that the broker made itself; the offset whose flush makes it safe. Raises BrokerError."""

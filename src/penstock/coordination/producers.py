@@ -370,7 +370,9 @@ class ProducerTable:
 
     def last_offsets(self) -> dict[int, int]:
         """Producer id -> the last offset of its last batch: what log cleaning must leave a trace of."""
-        return {producer.producer_id: producer.window[-1][3] for producer in self._producers.values() if producer.window}
+        return {
+            producer.producer_id: producer.window[-1][3] for producer in self._producers.values() if producer.window
+        }
 
     def describe(self) -> list[ProducerRow]:
         return [

@@ -16,8 +16,10 @@ clear line; a damaged checkpoint or marker only makes recovery look at more.
 from __future__ import annotations
 
 import base64
+import threading
 import uuid
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -26,20 +28,18 @@ from penstock.model.errors import StartError
 from penstock.model.topic_config import TopicConfig
 from penstock.storage.files import ChecksumMismatch, DirectoryLock, Disk, FileCache, read_checked, write_checked
 from penstock.storage.log import PartitionLog
-from penstock.storage.recovery import UNKNOWN, LogState, RecoveryReport, open_clean, recover
+from penstock.storage.recovery import UNKNOWN, LogBounds, LogState, RecoveryReport, open_log
 from penstock.storage.segment import Segment
 
 _TRASH = ".trash"
+_FLUSH_THREADS = 8
+_FLUSHES_AT_ONCE = 64
+"""Logs flushed together, each with at least one file open."""
 
 
 class Identity(msgspec.Struct, frozen=True):
     cluster_id: str
     node_id: int
-
-
-class _Bounds(msgspec.Struct, array_like=True):
-    recovery_point: int
-    log_start_offset: int
 
 
 class DataDirectory:
@@ -53,13 +53,24 @@ class DataDirectory:
             self._lock = DirectoryLock(path / ".lock")
         except OSError as error:
             raise StartError(f"data directory {path} cannot be used: {error.strerror or error}") from error
-        self._states: dict[str, LogState] | None = self._read_marker()
-        self._bounds: dict[str, _Bounds] | None = self._read_checkpoint()
-        self.clean = self._states is not None
-        """Whether the last broker here stopped cleanly."""
-        self.leader_epoch = self._read_epoch()
-        self.disk.remove(path / "clean-stop")
-        self.disk.sync_directory(path)
+        self._trash_lock = threading.Lock()
+        self._offline: dict[str, LogBounds] = {}
+        """Logs that are not served: what is known of them is kept for the next start."""
+        self._checkpointed = b""
+        try:
+            self._states: dict[str, LogState] | None = self._read_marker()
+            self._bounds: dict[str, LogBounds] | None = self._read_checkpoint()
+            self.clean = self._states is not None
+            """Whether the last broker here stopped cleanly."""
+            self.leader_epoch = self._read_epoch()
+            self.disk.remove(path / "clean-stop")
+            self.disk.sync_directory(path)
+        except OSError as error:
+            self._lock.release()
+            raise StartError(f"data directory {path} cannot be used: {error.strerror or error}") from error
+        except StartError:
+            self._lock.release()
+            raise
 
     # ------------------------------------------------------------------------------------------------ identity
 
@@ -75,6 +86,10 @@ class DataDirectory:
         payload = self.read_state("leader-epoch")
         if payload is None:
             epoch = 0
+            if self._bounds is None and not self.disk.exists(self.path / "checkpoint"):
+                # from now on a checkpoint that is missing was lost
+                self.write_checkpoint(b"{}")
+                self._bounds = {}
         elif self.clean:
             return int(payload)
         else:
@@ -102,74 +117,95 @@ class DataDirectory:
         except (FileNotFoundError, ChecksumMismatch, msgspec.DecodeError):
             return None
 
-    def _read_checkpoint(self) -> dict[str, _Bounds] | None:
+    def _read_checkpoint(self) -> dict[str, LogBounds] | None:
         try:
-            return msgspec.json.decode(read_checked(self.disk, self.path / "checkpoint"), type=dict[str, _Bounds])
-        except FileNotFoundError:
-            return {}
-        except (ChecksumMismatch, msgspec.DecodeError):
+            return msgspec.json.decode(read_checked(self.disk, self.path / "checkpoint"), type=dict[str, LogBounds])
+        except (FileNotFoundError, ChecksumMismatch, msgspec.DecodeError):
             return None
 
-    @staticmethod
-    def checkpoint_payload(logs: Iterable[PartitionLog]) -> bytes:
-        return msgspec.json.encode({log.name: _Bounds(log.flushed_offset, log.log_start_offset) for log in logs})
+    def checkpoint_payload(self, logs: Iterable[PartitionLog]) -> bytes:
+        return msgspec.json.encode(self._offline | {log.name: _bounds_of(log) for log in logs})
 
     def write_checkpoint(self, payload: bytes) -> None:
-        write_checked(self.disk, self.path / "checkpoint", payload)
+        if payload != self._checkpointed:
+            write_checked(self.disk, self.path / "checkpoint", payload)
+            self._checkpointed = payload
+
+    def flush(self, logs: Iterable[PartitionLog]) -> None:
+        """Flush what is not flushed, many at a time, and wait; a log that cannot be is failed."""
+        dirty = [log for log in logs if log.dirty]
+        if not dirty:
+            return
+        with ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="penstock-flush-all") as threads:
+            for first in range(0, len(dirty), _FLUSHES_AT_ONCE):
+                part = dirty[first : first + _FLUSHES_AT_ONCE]
+                jobs = [job for log in part if (job := log.begin_flush()) is not None]
+                list(threads.map(lambda job: job.run(self.disk), jobs))
+                for job in jobs:
+                    job.log.end_flush(job)
 
     def close(self, logs: Iterable[PartitionLog], *, clean: bool) -> None:
         """Flush and say where every log ended; without `clean` only the lock is given back."""
+        try:
+            if clean:
+                self._close_logs(list(logs))
+        finally:
+            self._lock.release()
+
+    def _close_logs(self, logs: list[PartitionLog]) -> None:
+        self.flush(logs)
         states = {}
-        for log in logs if clean else ():
-            job = log.begin_flush()
-            if job is not None:
-                job.run(self.disk)
-                log.end_flush(job)
-            if log.failure is not None:
-                clean = False
-                continue
-            for segment in log.segments[-1:]:
-                for path, entries in segment.index_tail(log.log_end_offset, closing=True):
-                    self.disk.append_to(path, entries)
+        for log in logs:
+            if log.failure is not None or log.dirty:
+                return
             active = log.active
+            for path, entries in active.index_tail(log.log_end_offset, closing=True):
+                self.disk.append_to(path, entries)
             states[log.name] = LogState(
-                log.log_start_offset,
-                log.log_end_offset,
+                _bounds_of(log, len(log.segments) - 1, log.size_bytes - active.size),
                 log.leader_epoch,
                 active.size,
                 active.max_timestamp,
                 active.max_timestamp_offset,
                 active.created_ms,
             )
-        if clean:
-            write_checked(self.disk, self.path / "clean-stop", msgspec.json.encode(states))
-        self._lock.release()
+        write_checked(self.disk, self.path / "clean-stop", msgspec.json.encode(states))
 
     # ------------------------------------------------------------------------------------------------ logs
 
-    def open_log(self, name: str, config: TopicConfig, now_ms: int) -> tuple[PartitionLog | None, RecoveryReport]:
-        """The log of a partition that the catalogue knows; None with a reason when it must stay offline."""
-        directory = self.path / name
-        if not self.disk.exists(directory):
-            return None, RecoveryReport(name, offline="its folder is missing")
+    def open_log(
+        self, name: str, topic_id: uuid.UUID, config: TopicConfig, now_ms: int
+    ) -> tuple[PartitionLog | None, RecoveryReport]:
+        """The log of a partition that the catalogue knows; None with a reason when it must stay offline.
+
+        After a crash it is not flushed yet (`flush`).
+        """
         state = (self._states or {}).get(name)
-        if state is not None:
-            log = open_clean(self.disk, self.files, directory, config, state)
-            if log is not None:
-                return log, RecoveryReport(name)
-        if self._bounds is None:
-            recovery_point, log_start_offset = UNKNOWN, 0
+        if state is not None and state.bounds.topic_id == topic_id:
+            # the files may have changed since the clean stop: what it knew counts
+            bounds = state.bounds
         else:
-            bounds = self._bounds.get(name, _Bounds(0, 0))
-            recovery_point, log_start_offset = bounds.recovery_point, bounds.log_start_offset
-        if state is not None:
-            # a clean stop wrote the marker, but the files have changed since: what it knew counts
-            recovery_point, log_start_offset = state.log_end_offset, state.log_start_offset
-        return recover(self.disk, self.files, directory, config, recovery_point, log_start_offset, now_ms)
+            state = None
+            bounds = self._known_bounds(name, topic_id)
+        log, report = open_log(self.disk, self.files, self.path / name, config, bounds, state, now_ms)
+        if log is None:
+            self._offline[name] = bounds
+        return log, report
+
+    def _known_bounds(self, name: str, topic_id: uuid.UUID) -> LogBounds:
+        if self._bounds is None:
+            return LogBounds(UNKNOWN, topic_id=topic_id)
+        bounds = self._bounds.get(name)
+        return bounds if bounds is not None and bounds.topic_id == topic_id else LogBounds(0, topic_id=topic_id)
+
+    def stays_offline(self, log: PartitionLog) -> None:
+        """The log was opened but is not to be served."""
+        self._offline[log.name] = _bounds_of(log)
 
     def create_log(self, name: str, topic_id: uuid.UUID, config: TopicConfig) -> PartitionLog:
         """A new, empty log; safe on disk when it returns. Called off the loop: it waits for the disk."""
         directory = self.path / name
+        self._offline.pop(name, None)
         if self.disk.exists(directory):
             self.trash(name)
         self.disk.make_directory(directory)
@@ -177,18 +213,22 @@ class DataDirectory:
         self.disk.open(segment.path, create=True)
         encoded = base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
         self.disk.replace_whole(directory / "partition.metadata", f"version: 0\ntopic_id: {encoded}".encode())
-        return PartitionLog(self.disk, self.files, directory, config, [segment], 0, 0, -1)
+        log = PartitionLog(self.disk, self.files, directory, config, [segment], 0, 0, -1)
+        log.topic_id = topic_id
+        return log
 
     def sync(self) -> None:
         self.disk.sync_directory(self.path)
 
     def trash(self, name: str) -> None:
         """Take a partition's folder out of sight; `empty_trash` deletes it."""
+        self._offline.pop(name, None)
         self.disk.rename(self.path / name, self.path / _TRASH / uuid.uuid4().hex)
 
     def empty_trash(self) -> None:
-        for name in self.disk.names(self.path / _TRASH):
-            self.disk.remove_directory(self.path / _TRASH / name)
+        with self._trash_lock:
+            for name in self.disk.names(self.path / _TRASH):
+                self.disk.remove_directory(self.path / _TRASH / name)
 
     def strays(self, known: Iterable[str]) -> list[str]:
         """Folders that look like partitions but that the catalogue does not know."""
@@ -196,5 +236,16 @@ class DataDirectory:
         return [
             name
             for name in self.disk.names(self.path)
-            if not name.startswith(".") and (self.path / name).is_dir() and name not in names
+            if not name.startswith(".") and name not in names and self.disk.is_directory(self.path / name)
         ]
+
+
+def _bounds_of(log: PartitionLog, closed_segments: int = UNKNOWN, closed_bytes: int = UNKNOWN) -> LogBounds:
+    return LogBounds(
+        log.flushed_offset,
+        log.log_start_offset,
+        log.topic_id,
+        min(log.producerless_offset, log.flushed_offset),
+        closed_segments,
+        closed_bytes,
+    )

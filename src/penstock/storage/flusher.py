@@ -30,6 +30,7 @@ class Flusher:
         self._jobs: queue.SimpleQueue[FlushJob | None] = queue.SimpleQueue()
         self._done: deque[FlushJob] = deque()
         self._notified = False
+        self._stopping = False
         self._threads = [
             threading.Thread(target=self._work, name=f"penstock-flush-{n}", daemon=True) for n in range(threads)
         ]
@@ -40,9 +41,12 @@ class Flusher:
         job = log.begin_flush()
         if job is not None:
             self._jobs.put(job)
+        elif log.failure is not None:
+            self._on_flushed(log)
 
     def stop(self) -> None:
-        """Let what is queued finish, then end the threads."""
+        """Let what is queued finish, then end the threads. What was appended since is for the caller to flush."""
+        self._stopping = True
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -68,5 +72,5 @@ class Flusher:
             log = job.log
             log.end_flush(job)
             self._on_flushed(log)
-            if log.dirty:
+            if log.dirty and log.failure is None and not self._stopping:
                 self.request(log)

@@ -15,14 +15,18 @@ The log does not check batches, knows no producers and waits for nothing: the br
 
 from __future__ import annotations
 
+import contextlib
+import random
+import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from penstock.model.chunks import FileRange
 from penstock.model.errors import BrokerError, Fault
+from penstock.model.ids import ZERO_ID
 from penstock.model.topic_config import TopicConfig
-from penstock.records.batch import Batch
+from penstock.records.batch import BATCH_BYTES_MIN, Batch
 from penstock.storage.epochs import LeaderEpochs
 from penstock.storage.files import Disk, DiskFailed, DiskFull, FileCache, LogFile
 from penstock.storage.segment import RELATIVE_OFFSET_MAX, Place, Segment, file_name
@@ -53,8 +57,8 @@ class FlushJob:
                 disk.sync_directory(self.directory)
             for file in self.files:
                 disk.sync(file)
-        except DiskFailed as error:
-            self.error = error
+        except OSError as error:  # a folder that cannot even be opened is no less of a failure
+            self.error = disk_failure(error)
 
 
 class PartitionLog:
@@ -79,8 +83,10 @@ class PartitionLog:
         "log_start_offset",
         "name",
         "on_roll",
+        "producerless_offset",
         "segments",
         "swapping",
+        "topic_id",
     )
 
     def __init__(
@@ -115,6 +121,9 @@ class PartitionLog:
         """Deleted files and when to unlink them (file.delete.delay.ms)."""
         self.swapping = False
         """While files of cleaned segments are put in place: no segment is dropped, which can wait."""
+        self.topic_id: uuid.UUID = ZERO_ID
+        self.producerless_offset = 0
+        """Below it no producer is to be remembered: whoever replays the log for them may begin here."""
         self.on_roll: Callable[[], None] | None = None
         self._unsynced: list[LogFile] = []
         self._directory_dirty = False
@@ -146,7 +155,7 @@ class PartitionLog:
             size + total <= self.config.segment_bytes
             and now_ms - active.created_ms < self.config.segment_ms
             and last.last_offset - active.base_offset <= RELATIVE_OFFSET_MAX
-            and size // self.config.index_interval_bytes < self.config.segment_index_bytes // 8
+            and size // max(self.config.index_interval_bytes, BATCH_BYTES_MIN) < self.config.segment_index_bytes // 8
         )
 
     def _append_over_segments(self, batches: Sequence[Batch], now_ms: int) -> int:
@@ -184,12 +193,17 @@ class PartitionLog:
         except OSError as error:
             raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: cannot store the leader epoch: {error}") from error
         if active.created_ms < 0:
-            active.created_ms = now_ms
+            active.created_ms = now_ms - self._jitter_ms()
         self.log_end_offset = batches[-1].base_offset + batches[-1].last_offset_delta + 1
         places = self._places
         places[first.base_offset] = (active, position, first.size)
         if len(places) > PLACES_REMEMBERED:
             del places[next(iter(places))]
+
+    def _jitter_ms(self) -> int:
+        """Segments of many logs that began together shall not roll together."""
+        jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
+        return random.randrange(jitter_ms) if jitter_ms else 0
 
     def append_aborted(self, entry: bytes) -> None:
         """Add an entry to the active segment's index of aborted transactions; it is flushed with the marker it is of."""
@@ -197,17 +211,22 @@ class PartitionLog:
         try:
             file = self._files.create(path)
             self._disk.write_at(file, self._disk.size(path), (entry,), len(entry))
-        except (DiskFull, DiskFailed) as error:
+        except OSError as error:
             # without it aborted records would be read as committed ones
-            self.fail(DiskFailed(error.errno, str(error)))
+            self.fail(disk_failure(error))
             return
         self._unsynced.append(file)
         self._directory_dirty = True
 
-    def read_aborted(self) -> list[bytes]:
-        """The index of aborted transactions, a file a segment that has one."""
-        paths = [segment.path.with_suffix(".txnindex") for segment in self.segments]
-        return [self._disk.read_whole(path) for path in paths if self._disk.exists(path)]
+    def read_aborted(self, segment: Segment) -> bytes:
+        """A segment's index of aborted transactions."""
+        path = segment.path.with_suffix(".txnindex")
+        return self._disk.read_whole(path) if self._disk.exists(path) else b""
+
+    def rewrite_aborted(self, segment: Segment, entries: bytes) -> None:
+        """Mend a segment's index of aborted transactions at start; waits for the disk."""
+        self._files.forget([segment.path.with_suffix(".txnindex")])
+        self._disk.replace_whole(segment.path.with_suffix(".txnindex"), entries)
 
     def _begin_epoch(self, epoch: int) -> None:
         self.epochs.assign(epoch, self.log_end_offset)
@@ -219,6 +238,8 @@ class PartitionLog:
             old = self.active
             for path, entries in old.index_tail(self.log_end_offset, closing=True):
                 self._disk.append_to(path, entries)
+                # recovery reads no closed segment, so its indexes must survive as well as it does
+                self._unsynced.append(self._disk.open(path))
             self._unsynced.append(old.file)
             new = Segment(self._disk, self._files, self.directory, self.log_end_offset)
             self._files.create(new.path)
@@ -250,8 +271,13 @@ class PartitionLog:
         """The work that makes everything appended so far safe; None when there is none or some is under way."""
         if self.flush_under_way or self.failure is not None or not self.dirty:
             return None
+        try:
+            active_file = self.active.file
+        except OSError as error:
+            self.fail(disk_failure(error))
+            return None
         files, self._unsynced = self._unsynced, []
-        files.append(self.active.file)
+        files.append(active_file)
         directory = self.directory if self._directory_dirty else None
         self._directory_dirty = False
         self.flush_under_way = True
@@ -278,10 +304,10 @@ class PartitionLog:
         following = self.segment_at(offset) + 1
         return min(upper, self.segments[following].base_offset) if following < len(self.segments) else upper
 
-    def locate(self, offset: int) -> tuple[Segment, Place] | None:
-        """The first batch whose last offset is at or past `offset`; None past the end. Raises Cold."""
+    def locate(self, offset: int, *, wait: bool = False) -> tuple[Segment, Place] | None:
+        """The first batch whose last offset is at or past `offset`; None past the end. Raises Cold unless it may wait."""
         for segment in self.segments[self.segment_at(offset) :]:
-            place = segment.locate(offset, segment.size)
+            place = segment.locate(offset, segment.size, wait=wait)
             if place is not None:
                 return segment, place
         return None
@@ -324,7 +350,7 @@ class PartitionLog:
             if segment.base_offset < self.flushed_segment.base_offset:
                 return segment.size
             return 0
-        at = self.segments.index(segment)
+        at = self.segment_at(segment.base_offset)
         if at + 1 < len(self.segments) and self.segments[at + 1].base_offset <= upper:
             return segment.size
         place = segment.locate(upper, segment.size)
@@ -338,13 +364,14 @@ class PartitionLog:
                 for position, batch in segment.headers(start.position, segment.size):
                     yield segment, position, batch
 
-    def find_timestamp(self, timestamp_ms: int) -> tuple[Segment, Place] | None:
-        """The first batch that has a record at or after `timestamp_ms`. Raises Cold."""
-        for segment in self.segments:
+    def find_timestamp(self, timestamp_ms: int, offset: int = 0) -> tuple[Segment, Place] | None:
+        """The first batch from `offset` on that has a record at or after `timestamp_ms`. Raises Cold."""
+        offset = max(offset, self.log_start_offset)
+        for segment in self.segments[self.segment_at(offset) :]:
             if segment.largest_timestamp() < timestamp_ms:
                 continue
-            place = segment.first_batch_at_or_after(timestamp_ms, segment.size)
-            if place is not None and place.last_offset >= self.log_start_offset:
+            place = segment.first_batch_at_or_after(timestamp_ms, segment.size, offset)
+            if place is not None:
                 return segment, place
         return None
 
@@ -356,7 +383,7 @@ class PartitionLog:
             return
         self.log_start_offset = min(offset, self.log_end_offset)
         self.drop_segments(self._count_below_start(), now_ms)
-        self.epochs.cut_start(self.log_start_offset)
+        self._cut_epochs()
 
     def _count_below_start(self) -> int:
         count = 0
@@ -381,7 +408,7 @@ class PartitionLog:
                     self._disk.rename(path, doomed)
                     self.doomed.append((delete_at, doomed))
         self._directory_dirty = True
-        self.epochs.cut_start(self.log_start_offset)
+        self._cut_epochs()
         return sum(segment.size for segment in gone)
 
     def holds(self, base_offsets: Sequence[int]) -> bool:
@@ -399,6 +426,11 @@ class PartitionLog:
             self.flushed_segment = self.active
             self.flushed_position = 0 if self.dirty else self.active.size
 
+    def _cut_epochs(self) -> None:
+        """Not worth a failure: epochs that ended before the log starts do no harm."""
+        with contextlib.suppress(OSError):
+            self.epochs.cut_start(self.log_start_offset)
+
     def sweep_doomed(self, now_ms: int) -> None:
         due = [path for at, path in self.doomed if at <= now_ms]
         self.doomed = [entry for entry in self.doomed if entry[0] > now_ms]
@@ -408,6 +440,10 @@ class PartitionLog:
     @property
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self.segments)
+
+
+def disk_failure(error: OSError) -> DiskFailed:
+    return error if isinstance(error, DiskFailed) else DiskFailed(error.errno, str(error))
 
 
 def _base_offset(segment: Segment) -> int:

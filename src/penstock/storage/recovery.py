@@ -1,50 +1,78 @@
 """Opening a partition's log: at once after a clean stop, by numbered passes after a crash.
 
-After a clean stop the marker says where each log ended; sizes are compared and nothing is read.
+After a clean stop the marker says where each log ended; sizes are compared and nothing of the log is read.
 
 After a crash:
-  1. list     the segments; left-overs of replaced and deleted files go
+  1. list     the segments; a swap of cleaned segments is finished, left-overs of replaced and deleted files go
   2. start    the log start offset from the checkpoint, at least the first segment's base offset
   3. resume   find the recovery point through the index, cutting index entries past it
   4. scan     every batch from there on, with CRC: what is whole stays, the first that is not ends the log (a torn tail)
-  5. cut      the torn tail, and segments after it, go; what stays is synced, because page cache is not disk
+  5. cut      the torn tail, and segments after it, go
   6. epochs   the leader-epoch checkpoint is made to agree with the batches
+
+What the scan found past the recovery point may be in the page cache alone: the log comes out of recovery unflushed there,
+and whoever opened it flushes it before anybody reads it (`DataDirectory.flush`).
 
 A batch that is damaged *before* the recovery point was once on disk in full: that is corruption, not a torn write. It is
 never cut; the partition stays offline with the reason, and so does one that is shorter than its recovery point. With
 no recovery point at hand (checkpoint lost or damaged) a bad batch is a torn tail only if no sound batch follows it.
+
+What this cannot see: damage in segments before the one with the recovery point, which are not read; and a segment in the
+middle that lost whole batches at its end before a crash. The former reaches the client with its CRC.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from penstock.model.ids import ZERO_ID
 from penstock.model.topic_config import TopicConfig
 from penstock.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, Batch, BatchError
 from penstock.storage import swap
 from penstock.storage.epochs import EpochsDamaged, EpochStart, LeaderEpochs
-from penstock.storage.files import Disk, DiskFailed, FileCache
+from penstock.storage.files import ChecksumMismatch, Disk, DiskFailed, FileCache
 from penstock.storage.log import PartitionLog
 from penstock.storage.segment import Place, Segment
 from penstock.storage.sparse_index import IndexDamaged
 
-SCAN_BYTES = 4 * 1024 * 1024
+SCAN_BYTES = 1024 * 1024
 UNKNOWN = -1
+_BESIDE_LOG = (".index", ".timeindex", ".txnindex")
 
 
-@dataclass(slots=True)
-class LogState:
+class LogBounds(msgspec.Struct, array_like=True, frozen=True):
+    """What is known of a log before it is opened, as kept in the checkpoint."""
+
+    recovery_point: int
+    """Everything below was safely written; UNKNOWN when nobody can tell."""
+    log_start_offset: int = 0
+    topic_id: uuid.UUID = ZERO_ID
+    """Bounds of a deleted topic do not count for a new one of the same name."""
+    producerless_offset: int = 0
+    """Below it no producer is to be remembered; at most the recovery point."""
+    closed_segments: int = UNKNOWN
+    closed_bytes: int = UNKNOWN
+    """Of all segments but the active one, where a clean stop wrote it down."""
+
+
+class LogState(msgspec.Struct, array_like=True, frozen=True):
     """What a clean stop knows of a log, as kept in the marker."""
 
-    log_start_offset: int
-    log_end_offset: int
+    bounds: LogBounds
     leader_epoch: int
     active_size: int
     max_timestamp: int
     max_timestamp_offset: int
     created_ms: int
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.bounds.recovery_point
 
 
 @dataclass(slots=True)
@@ -58,6 +86,10 @@ class RecoveryReport:
     cut_segments: int = 0
     notes: list[str] = field(default_factory=list)
     offline: str | None = None
+    marker_offset: int | None = None
+    """The first control batch that the scan met."""
+    sizes: dict[str, int] = field(default_factory=dict, repr=False)
+    """The files of the folder as they were listed."""
 
     def __str__(self) -> str:
         if self.offline:
@@ -72,53 +104,84 @@ class Damaged(Exception):
     """Damage before the recovery point."""
 
 
-def segments_in(disk: Disk, files: FileCache, directory: Path) -> list[Segment]:
-    """Pass 1: the segments by base offset; a swap of cleaned segments is finished, left-overs are removed."""
-    bases = []
-    names = disk.names(directory)
-    if swap.finish(disk, directory, names):
-        names = disk.names(directory)
-    for name in names:
-        if name.endswith((".tmp", ".deleted")):
+def open_log(
+    disk: Disk,
+    files: FileCache,
+    directory: Path,
+    config: TopicConfig,
+    bounds: LogBounds,
+    state: LogState | None,
+    now_ms: int,
+) -> tuple[PartitionLog | None, RecoveryReport]:
+    """The log, by the marker if there is one and the files agree, else by the passes; None with a reason in the report."""
+    report = RecoveryReport(directory.name)
+    try:
+        segments, swapped = _segments_in(disk, files, directory, report)
+        if not swapped:
+            _check_closed(segments, bounds)
+        if state is not None:
+            log = _open_clean(disk, files, directory, config, state, segments)
+            if log is not None:
+                return log, report
+        return _Recovery(disk, files, directory, config, report).run(segments, bounds, now_ms), report
+    except FileNotFoundError as error:
+        report.offline = "its folder is missing" if not disk.exists(directory) else str(error)
+    except (Damaged, ChecksumMismatch, msgspec.DecodeError, OSError) as error:
+        report.offline = str(error)
+    return None, report
+
+
+def _segments_in(disk: Disk, files: FileCache, directory: Path, report: RecoveryReport) -> tuple[list[Segment], bool]:
+    """Pass 1: the segments by base offset, and whether a swap had to be finished."""
+    sizes = disk.sizes(directory)
+    swapped = swap.finish(disk, directory, sorted(sizes))
+    if swapped:
+        sizes = disk.sizes(directory)
+    segments = []
+    for name, size in sorted(sizes.items()):
+        if name.endswith((".tmp", ".deleted")) or (
+            name.endswith(_BESIDE_LOG) and name[:20].isdigit() and f"{name[:20]}.log" not in sizes
+        ):
             disk.remove(directory / name)
+            del sizes[name]
         elif name.endswith(".log") and len(name) == 24 and name[:20].isdigit():
-            bases.append(int(name[:20]))
-    return [Segment(disk, files, directory, base, disk.size(directory / f"{base:020d}.log")) for base in sorted(bases)]
+            segments.append(Segment(disk, files, directory, int(name[:20]), size))
+    report.sizes = sizes
+    return segments, swapped
 
 
-def open_clean(
-    disk: Disk, files: FileCache, directory: Path, config: TopicConfig, state: LogState
+def _check_closed(segments: list[Segment], bounds: LogBounds) -> None:
+    """Segments that a clean stop left must be there in full."""
+    if bounds.closed_segments == UNKNOWN:
+        return
+    count, total = len(segments) - 1, sum(segment.size for segment in segments[:-1])
+    if (count, total) != (bounds.closed_segments, bounds.closed_bytes):
+        raise Damaged(
+            f"{bounds.closed_segments} full segments of {bounds.closed_bytes} bytes in all were left at the last stop, "
+            f"now there are {max(count, 0)} of {total}"
+        )
+
+
+def _open_clean(
+    disk: Disk, files: FileCache, directory: Path, config: TopicConfig, state: LogState, segments: list[Segment]
 ) -> PartitionLog | None:
     """The log as the marker says it is; None when the files do not agree and it must be recovered."""
-    segments = segments_in(disk, files, directory)
     if not segments or segments[-1].size != state.active_size or segments[-1].base_offset > state.log_end_offset:
         return None
     active = segments[-1]
     active.max_timestamp = state.max_timestamp
     active.max_timestamp_offset = state.max_timestamp_offset
     active.created_ms = state.created_ms
-    return PartitionLog(
-        disk, files, directory, config, segments, state.log_start_offset, state.log_end_offset, state.leader_epoch
-    )
-
-
-def recover(
-    disk: Disk,
-    files: FileCache,
-    directory: Path,
-    config: TopicConfig,
-    recovery_point: int,
-    log_start_offset: int,
-    now_ms: int,
-) -> tuple[PartitionLog | None, RecoveryReport]:
-    """Run the passes; the log, or None with the reason in the report."""
-    report = RecoveryReport(directory.name)
+    start, end = state.bounds.log_start_offset, state.log_end_offset
+    log = PartitionLog(disk, files, directory, config, segments, start, end, state.leader_epoch)
     try:
-        log = _Recovery(disk, files, directory, config, report).run(recovery_point, log_start_offset, now_ms)
-    except (Damaged, DiskFailed) as error:
-        report.offline = str(error)
-        return None, report
-    return log, report
+        if log.epochs.latest != state.leader_epoch:
+            return None
+    except EpochsDamaged:
+        return None
+    log.topic_id = state.bounds.topic_id
+    log.producerless_offset = state.bounds.producerless_offset
+    return log
 
 
 class _Recovery:
@@ -131,32 +194,43 @@ class _Recovery:
         self._config = config
         self._report = report
         self._epochs: list[EpochStart] = []
+        self._scan_offset = 0
+        """Where the scan began."""
+        self._producer_offset: int | None = None
+        """The first scanned batch that has a producer."""
 
-    def run(self, recovery_point: int, log_start_offset: int, now_ms: int) -> PartitionLog:
-        segments = segments_in(self._disk, self._files, self._directory)
+    def run(self, segments: list[Segment], bounds: LogBounds, now_ms: int) -> PartitionLog:
+        recovery_point = bounds.recovery_point
         if not segments:
             if recovery_point > 0:
                 raise Damaged(f"no segment is left, but offsets up to {recovery_point} were written")
             segments = [self._new_segment(0)]
-        start = max(log_start_offset, segments[0].base_offset)
+        start = max(bounds.log_start_offset, segments[0].base_offset)
         end = self._scan(segments, recovery_point)
         if end < recovery_point:
             raise Damaged(f"the log ends at offset {end}, but offsets up to {recovery_point} were safely written")
-        for segment in segments:
-            if segment.size and segment is segments[-1]:
-                segment.created_ms = self._first_timestamp(segment, now_ms)
+        active = segments[-1]
+        if active.size:
+            active.created_ms = self._first_timestamp(active, now_ms)
         if end < start:
             # delete-records went up to the end and the tail after it was lost: begin anew where the log starts
             segments = [*segments, self._new_segment(start)]
             end = start
         log = PartitionLog(self._disk, self._files, self._directory, self._config, segments, start, end, -1)
+        log.topic_id = bounds.topic_id
+        log.producerless_offset = bounds.producerless_offset
+        if log.producerless_offset >= self._scan_offset:
+            log.producerless_offset = end if self._producer_offset is None else self._producer_offset
         self._mend_epochs(log)
         log.leader_epoch = log.epochs.latest
+        if end > recovery_point:
+            log.flushed_offset = max(recovery_point, 0)
         return log
 
     def _new_segment(self, base_offset: int) -> Segment:
         segment = Segment(self._disk, self._files, self._directory, base_offset)
         self._files.create(segment.path)
+        self._disk.sync_directory(self._directory)
         return segment
 
     # pass 3: resume
@@ -172,59 +246,79 @@ class _Recovery:
             if segment.base_offset < end:
                 raise Damaged(f"segment {segment.path.name} begins before the one before it ends, at {end}")
             file_size = segment.size
+            is_last = at + 1 == len(segments)
             position, end = self._resume(segment, recovery_point if at == first else UNKNOWN)
-            end, torn = self._scan_segment(segment, position, file_size, max(end, segment.base_offset), recovery_point)
-            self._disk.sync(segment.file)
-            if torn and recovery_point == UNKNOWN and at + 1 < len(segments):
+            if at == first:
+                self._scan_offset = end
+            # only cleaning leaves gaps between offsets, and it leaves the active segment alone
+            dense = is_last and not self._config.compacts
+            end, torn = self._scan_segment(segment, position, file_size, end, recovery_point, dense=dense)
+            if torn and recovery_point == UNKNOWN and not is_last:
                 raise Damaged(f"{segment.path.name} is damaged at position {segment.size}, and segments follow it")
             if torn:
                 self._cut(segments, at, file_size)
                 break
+            if not is_last and end > recovery_point:
+                self._disk.sync(segment.file)
         return end
 
     def _resume(self, segment: Segment, recovery_point: int) -> tuple[int, int]:
         """Position and offset to scan from: the indexed batch at or before the recovery point, if there is one."""
-        if recovery_point <= segment.base_offset:
-            segment.offsets.clear()
-            segment.times.clear()
-            return 0, segment.base_offset
-        try:
-            segment.offsets.check(segment.size)
-            segment.offsets.cut(recovery_point - segment.base_offset)
-            segment.times.cut(recovery_point - segment.base_offset)
-            last = segment.offsets.last()
-            if last is not None:
-                place = next(segment.walk_slowly(last[1], segment.size))
-                if place.last_offset - segment.base_offset == last[0]:
-                    latest = segment.times.last()
-                    if latest is not None:
-                        segment.max_timestamp = latest[0]
-                        segment.max_timestamp_offset = segment.base_offset + latest[1]
-                    return place.position, place.base_offset
-        except (IndexDamaged, DiskFailed, StopIteration) as error:
-            self._report.notes.append(f"index of {segment.path.name} made again ({error!r})")
+        if recovery_point > segment.base_offset:
+            try:
+                segment.offsets.check(segment.size)
+                segment.offsets.cut(recovery_point - segment.base_offset)
+                segment.times.cut(recovery_point - segment.base_offset)
+                last = segment.offsets.last()
+                if last is not None:
+                    place = next(segment.walk_slowly(last[1], segment.size))
+                    if place.last_offset - segment.base_offset == last[0]:
+                        self._restore_timestamps(segment, place.position)
+                        return place.position, place.base_offset
+            except (IndexDamaged, DiskFailed, StopIteration) as error:
+                self._report.notes.append(f"index of {segment.path.name} made again ({error!r})")
         segment.offsets.clear()
         segment.times.clear()
-        segment.max_timestamp = -1
+        segment.forget_timestamps()
         return 0, segment.base_offset
+
+    @staticmethod
+    def _restore_timestamps(segment: Segment, end: int) -> None:
+        """The largest timestamp before `end`: what the time index says, and the batches after its last entry."""
+        position = 0
+        latest = segment.latest_indexed(end)
+        if latest is not None:
+            segment.note_timestamp(latest)
+            position = latest.position
+        for place in segment.walk_slowly(position, end):
+            segment.note_timestamp(place)
 
     # pass 4: scan
 
     def _scan_segment(
-        self, segment: Segment, position: int, file_size: int, end: int, recovery_point: int
+        self, segment: Segment, position: int, file_size: int, end: int, recovery_point: int, *, dense: bool
     ) -> tuple[int, bool]:
         """Take in every sound batch from `position`; the offset after the last, and whether the tail is torn."""
         segment.size = position
-        for batch, at in self._sound_batches(segment, position, file_size, end):
+        report = self._report
+        interval = self._config.index_interval_bytes
+        epoch = self._epochs[-1].epoch if self._epochs else -1
+        for batch, at in self._sound_batches(segment, position, file_size, end, dense=dense):
+            last_offset = batch.base_offset + batch.last_offset_delta
             segment.note_recovered(
-                Place(at, batch.size, batch.base_offset, batch.last_offset, batch.max_timestamp, batch.leader_epoch),
-                self._config.index_interval_bytes,
+                Place(at, batch.size, batch.base_offset, last_offset, batch.max_timestamp, batch.leader_epoch), interval
             )
-            if not self._epochs or batch.leader_epoch > self._epochs[-1].epoch:
-                self._epochs.append(EpochStart(batch.leader_epoch, batch.base_offset))
-            end = batch.next_offset
-            self._report.scanned_batches += 1
-            self._report.scanned_bytes += batch.size
+            if batch.leader_epoch > epoch:
+                epoch = batch.leader_epoch
+                self._epochs.append(EpochStart(epoch, batch.base_offset))
+            if batch.producer_id >= 0:
+                if self._producer_offset is None:
+                    self._producer_offset = batch.base_offset
+                if report.marker_offset is None and batch.is_control:
+                    report.marker_offset = batch.base_offset
+            end = last_offset + 1
+            report.scanned_batches += 1
+        report.scanned_bytes += segment.size - position
         if segment.size == file_size:
             return end, False
         if end < recovery_point:
@@ -236,7 +330,9 @@ class _Recovery:
             raise Damaged(f"{segment.path.name} is damaged at position {segment.size} (offset {end})")
         return end, True
 
-    def _sound_batches(self, segment: Segment, position: int, file_size: int, end: int) -> Iterator[tuple[Batch, int]]:
+    def _sound_batches(
+        self, segment: Segment, position: int, file_size: int, end: int, *, dense: bool
+    ) -> Iterator[tuple[Batch, int]]:
         file = segment.file
         while position < file_size:
             window = memoryview(self._disk.read_at(file, position, min(SCAN_BYTES, file_size - position)))
@@ -254,7 +350,7 @@ class _Recovery:
                 batch = Batch(window[at : at + size])
                 if batch.magic != MAGIC or batch.base_offset < end or batch.last_offset_delta < 0:
                     return
-                if not batch.crc_is_right():
+                if (dense and batch.base_offset != end) or not batch.crc_is_right():
                     return
                 yield batch, position + at
                 end = batch.next_offset
@@ -306,6 +402,9 @@ class _Recovery:
             known = []
             epochs.replace([])
         scanned = self._epochs
+        if not scanned and log.log_start_offset < log.log_end_offset:
+            last = log.locate(log.log_end_offset - 1, wait=True)
+            scanned = [] if last is None else [EpochStart(last[1].leader_epoch, last[1].base_offset)]
         if scanned and (not known or known[-1].epoch < scanned[0].epoch):
             first = known[-1].start_offset if known else log.segments[0].base_offset
             for _, _, batch in log.headers(first):

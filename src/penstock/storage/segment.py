@@ -73,6 +73,9 @@ class Segment:
     def file(self) -> LogFile:
         return self._files.open(self.path)
 
+    def modified_ms(self) -> int:
+        return self._disk.modified_ms(self.path)
+
     def paths(self) -> list[Path]:
         return [self.path, self.offsets.path, self.times.path, self.path.with_suffix(".txnindex")]
 
@@ -99,6 +102,15 @@ class Segment:
             since += batch.size
         self._bytes_since_index = since
         self.size = position
+
+    def note_timestamp(self, place: Place) -> None:
+        if place.max_timestamp > self.max_timestamp:
+            self.max_timestamp = place.max_timestamp
+            self.max_timestamp_offset = place.last_offset
+
+    def forget_timestamps(self) -> None:
+        self.max_timestamp = NO_TIMESTAMP
+        self.max_timestamp_offset = self.base_offset
 
     def note_recovered(self, place: Place, index_interval_bytes: int) -> None:
         """Take a batch that recovery found in the file into size, timestamps and indexes."""
@@ -134,7 +146,12 @@ class Segment:
         """The first batch whose last offset is at or past `offset`, below file position `end`; None past the end."""
         walk = self.walk_slowly if wait else self.walk
         position = self._indexed_position(offset, end, walk)
-        return next((place for place in walk(position, end) if place.last_offset >= offset), None)
+        for place in walk(position, end):
+            if place.last_offset >= offset:
+                if place.position + place.size > end:
+                    raise DiskFailed(0, f"{self.path}: the batch at {place.position} is cut off at {end}")
+                return place
+        return None
 
     def _indexed_position(self, offset: int, end: int, walk: Callable[[int, int], Iterator[Place]]) -> int:
         """Where to begin walking to `offset`: what the index says, if the log agrees; else the index is made again."""
@@ -198,30 +215,40 @@ class Segment:
         """Bytes of the file as they lie, waiting for the disk: for those who replay a log."""
         return self._disk.read_at(self.file, position, length)
 
+    def read_span_now(self, position: int, length: int) -> memoryview:
+        """As `read_span`, but raises Cold instead of waiting."""
+        return self._disk.read_now(self.file, position, length)
+
     def largest_timestamp(self) -> int:
         """Of all its records; -1 if none has one. Closed segments know it from their time index."""
         if self.max_timestamp == NO_TIMESTAMP and self.size:
-            last = None
             try:
-                last = self.times.last()
+                last = self.latest_indexed(self.size)
             except IndexDamaged:
                 self.rebuild_indexes(self.size)
-            if last is None:
-                for place in self.walk_slowly(0, self.size):
-                    if place.max_timestamp > self.max_timestamp:
-                        self.max_timestamp, self.max_timestamp_offset = place.max_timestamp, place.last_offset
+                return self.max_timestamp
+            if last is not None:
+                self.note_timestamp(last)
             else:
-                self.max_timestamp, self.max_timestamp_offset = last[0], self.base_offset + last[1]
+                for place in self.walk_slowly(0, self.size):
+                    self.note_timestamp(place)
         return self.max_timestamp
 
-    def first_batch_at_or_after(self, timestamp_ms: int, end: int) -> Place | None:
-        """The first batch with a record at or after the timestamp, in offset order."""
-        try:
-            _, relative_offset = self.times.floor(timestamp_ms - 1)
-        except IndexDamaged:
-            self.rebuild_indexes(end)
-            relative_offset = 0
-        start = self.locate(self.base_offset + relative_offset, end)
+    def latest_indexed(self, end: int) -> Place | None:
+        """The batch that the last entry of the time index names; raises IndexDamaged when the log does not agree."""
+        last = self.times.last()
+        if last is None:
+            return None
+        place = self.locate(self.base_offset + last[1], end, wait=True)
+        if place is None or place.max_timestamp != last[0]:
+            raise IndexDamaged(f"{self.times.path}: no batch with timestamp {last[0]} has offset {last[1]}")
+        return place
+
+    def first_batch_at_or_after(self, timestamp_ms: int, end: int, offset: int = 0) -> Place | None:
+        """The first batch with a record at or after the timestamp, in offset order, from the one with `offset` on."""
+        start = self._indexed_before(timestamp_ms, end)
+        if start is None or start.last_offset < offset:
+            start = self.locate(max(offset, self.base_offset), end)
         if start is None:
             return None
         for place in self.walk(start.position, end):
@@ -229,13 +256,29 @@ class Segment:
                 return place
         return None
 
+    def _indexed_before(self, timestamp_ms: int, end: int) -> Place | None:
+        """The batch of the last entry below the timestamp, if the log agrees; else the indexes are made again."""
+        try:
+            timestamp, relative_offset = self.times.floor(timestamp_ms - 1)
+            if timestamp < 0:
+                return None
+            place = self.locate(self.base_offset + relative_offset, end)
+            if place is not None and place.max_timestamp == timestamp:
+                return place
+        except IndexDamaged:
+            pass
+        self.rebuild_indexes(end)
+        return None
+
     def rebuild_indexes(self, end: int, index_interval_bytes: int = 4096) -> None:
-        """Make both indexes again from the log itself."""
+        """Make both indexes again from the log itself, in the files too."""
         self.offsets.clear()
         self.times.clear()
         self._bytes_since_index = 0
-        self.max_timestamp = NO_TIMESTAMP
+        self.forget_timestamps()
         size = self.size
         for place in self.walk_slowly(0, end):
             self.note_recovered(place, index_interval_bytes)
         self.size = size
+        for path, entries in self.index_tail(self.base_offset + RELATIVE_OFFSET_MAX + 1, closing=True):
+            self._disk.append_to(path, entries)

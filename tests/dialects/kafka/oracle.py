@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 import io
 import struct
 import types
@@ -108,6 +109,7 @@ def _parts(field: dataclasses.Field[Any]) -> tuple[Any, bool, bool]:
     return (typing.get_args(annotation)[0] if array else annotation), array, nullable
 
 
+@functools.cache
 def trees(entity: type[Any]) -> st.SearchStrategy[dict[str, Any]]:
     """Any tree that is whole for `entity`."""
     fields = {}

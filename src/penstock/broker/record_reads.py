@@ -1,0 +1,199 @@
+"""Reading records instead of batches, for dialects that hand out records: committed ones only, through the cache.
+
+Nothing here waits on the loop. A batch that is not in memory, or that is large and compressed, is fetched and unpacked on a
+reader thread; a record that is written but not flushed yet is waited for; at the end of the log the caller may wait for
+more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from penstock.broker.engine import Isolation, Read, ReadResult, RecordsRead
+from penstock.broker.partition import Partition
+from penstock.broker.reads import Reads
+from penstock.broker.record_cache import DecodedBatch, RecordCache
+from penstock.model.errors import Fault
+from penstock.model.pending import Pending
+from penstock.records.batch import Batch, BatchError
+from penstock.records.record import Record
+from penstock.storage.files import Cold, DiskFailed
+from penstock.storage.log import PartitionLog
+from penstock.storage.segment import Place, Segment
+
+UNPACK_ON_LOOP_BYTES_MAX = 32 * 1024
+"""Larger compressed batches are unpacked on a thread: about a tenth of a millisecond each."""
+FLUSH_WAIT_MS = 30_000
+
+
+class _Slow(Exception):
+    """The batch has to be fetched or unpacked elsewhere first."""
+
+    def __init__(self, segment: Segment, place: Place) -> None:
+        self.segment = segment
+        self.place = place
+
+
+class RecordReads:
+    def __init__(self, loop: asyncio.AbstractEventLoop, reads: Reads, readers: ThreadPoolExecutor) -> None:
+        self._loop = loop
+        self._reads = reads
+        self._readers = readers
+        self._cache = RecordCache()
+
+    def read(
+        self, partition: Partition | None, offset: int, max_records: int, max_bytes: int, max_wait_ms: int
+    ) -> RecordsRead | Pending[RecordsRead]:
+        if partition is None:
+            return RecordsRead(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+        try:
+            found = self._look(partition, offset, max_records, max_bytes)
+        except (Cold, _Slow) as slow:
+            return self._later(slow, partition, offset, max_records, max_bytes, max_wait_ms)
+        wait_ms = self._wait_ms(partition, offset, found, max_wait_ms)
+        if wait_ms <= 0:
+            return found
+        return self._when_more(partition, offset, max_records, max_bytes, wait_ms)
+
+    # ------------------------------------------------------------------------------------------------ now
+
+    def _look(self, partition: Partition, offset: int, max_records: int, max_bytes: int) -> RecordsRead:
+        log = partition.log
+        if log is None:
+            return RecordsRead(Fault.STORAGE_ERROR)
+        start, end = log.log_start_offset, partition.last_stable_offset
+        if not start <= offset <= log.log_end_offset:
+            return RecordsRead(Fault.OFFSET_OUT_OF_RANGE, (), offset, start, end)
+        records: list[Record] = []
+        size = 0
+        at = offset
+        try:
+            while at < end:
+                batch = self._batch(log, at)
+                if batch is None or batch.base_offset >= end:
+                    at = end
+                    break
+                if not self._hidden(partition, batch):
+                    for record in batch.from_offset(max(at, start)):
+                        weight = len(record.key or b"") + len(record.value or b"")
+                        if records and size + weight > max_bytes:
+                            return RecordsRead(Fault.NONE, records, record.offset, start, end)
+                        records.append(record)
+                        size += weight
+                        if len(records) >= max_records:
+                            return RecordsRead(Fault.NONE, records, record.offset + 1, start, end)
+                at = batch.last_offset + 1
+        except (Cold, _Slow):
+            if not records:
+                raise
+            at = records[-1].offset + 1  # what is at hand is an answer; the next read fetches on
+        except (DiskFailed, BatchError):
+            if not records:
+                return RecordsRead(Fault.STORAGE_ERROR, (), offset, start, end)
+        return RecordsRead(Fault.NONE, records, min(at, end), start, end)
+
+    def _batch(self, log: PartitionLog, offset: int) -> DecodedBatch | None:
+        """The decoded batch that holds `offset`, or the next one. Raises Cold and _Slow."""
+        located = log.locate(offset)
+        if located is None:
+            return None
+        segment, place = located
+        key = (log, place.base_offset)
+        known = self._cache.get(key)
+        if known is not None and known.last_offset == place.last_offset:
+            return known
+        data = segment.read_span_now(place.position, place.size)
+        batch = Batch(memoryview(data))
+        if batch.compression and batch.size > UNPACK_ON_LOOP_BYTES_MAX:
+            raise _Slow(segment, place)
+        decoded = DecodedBatch(batch)
+        self._cache.put(key, decoded)
+        return decoded
+
+    @staticmethod
+    def _hidden(partition: Partition, batch: DecodedBatch) -> bool:
+        if batch.is_control:
+            return True
+        if not batch.is_transactional:
+            return False
+        aborted = partition.aborted.between(batch.base_offset, batch.last_offset + 1)
+        return any(producer_id == batch.producer_id for producer_id, _ in aborted)
+
+    # ------------------------------------------------------------------------------------------------ later
+
+    def _later(
+        self,
+        slow: Cold | _Slow,
+        partition: Partition,
+        offset: int,
+        max_records: int,
+        max_bytes: int,
+        max_wait_ms: int,
+    ) -> Pending[RecordsRead]:
+        answer: Pending[RecordsRead] = Pending()
+
+        def go_on() -> None:
+            if answer.done:
+                return
+            found = self.read(partition, offset, max_records, max_bytes, max_wait_ms)
+            if isinstance(found, Pending):
+                found.then(answer.complete)
+            else:
+                answer.complete(found)
+
+        if isinstance(slow, Cold):
+            self._reads.warm(slow, go_on)
+            return answer
+        log = partition.log
+        assert log is not None
+        segment, place = slow.segment, slow.place
+        unpacking = self._readers.submit(_unpacked, segment, place)
+
+        def unpacked(_: object) -> None:
+            error = unpacking.exception()
+            if error is not None:
+                answer.complete(RecordsRead(Fault.STORAGE_ERROR, (), offset))
+                return
+            self._cache.put((log, place.base_offset), unpacking.result())
+            go_on()
+
+        unpacking.add_done_callback(lambda done: self._loop.call_soon_threadsafe(unpacked, done))
+        return answer
+
+    @staticmethod
+    def _wait_ms(partition: Partition, offset: int, found: RecordsRead, max_wait_ms: int) -> int:
+        if found.fault is not Fault.NONE or found.records:
+            return 0
+        log = partition.log
+        if log is not None and offset < log.log_end_offset and partition.high_watermark < log.log_end_offset:
+            return max(max_wait_ms, FLUSH_WAIT_MS)  # its flush is under way
+        return max_wait_ms
+
+    def _when_more(
+        self, partition: Partition, offset: int, max_records: int, max_bytes: int, wait_ms: int
+    ) -> Pending[RecordsRead]:
+        """Wait as a fetch does, then look again, once."""
+        topic, index = partition.id
+        end = partition.last_stable_offset
+        waited = self._reads.read([Read(topic, index, max(offset, end), 1)], 1, 1, wait_ms, Isolation.READ_COMMITTED)
+        answer: Pending[RecordsRead] = Pending(waited.abandon if isinstance(waited, Pending) else None)
+
+        def came(_: list[ReadResult]) -> None:
+            found = self.read(partition, offset, max_records, max_bytes, 0)
+            if isinstance(found, Pending):
+                found.then(answer.complete)
+            else:
+                answer.complete(found)
+
+        if isinstance(waited, Pending):
+            waited.then(came)
+        else:
+            came(waited)
+        return answer
+
+
+def _unpacked(segment: Segment, place: Place) -> DecodedBatch:
+    decoded = DecodedBatch(Batch(memoryview(segment.read_batch(place))))
+    decoded.unpack()
+    return decoded

@@ -1,0 +1,83 @@
+"""Runs: bare records of dialects that send one at a time, made into batches, so that the log sees no single records.
+
+A run is what one read of a connection delivered for a partition. It becomes one batch, or several of at most
+max.message.bytes; a record larger than that has a batch to itself, because the dialect's own limit let it in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from penstock.broker.engine import Acks, Bytes, RunAppended
+from penstock.broker.partition import Partition
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.pending import Pending
+from penstock.records.batch import HEADER_BYTES
+from penstock.records.builder import RECORD_OVERHEAD_BYTES_MAX, NewRecord, build_batch, build_run
+
+
+def append_run(
+    partition: Partition, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, acks: int, now_ms: int
+) -> RunAppended | Pending[RunAppended]:
+    if partition.config.compacts and (keys is None or any(key is None for key in keys)):
+        return RunAppended(Fault.INVALID_RECORD, text="a record of a compacted topic needs a key")
+    sizes = list(map(len, values))
+    if keys is not None:
+        sizes = [size + (0 if key is None else len(key)) for size, key in zip(sizes, keys, strict=True)]
+    made = (
+        build_run(values[start:end], now_ms, None if keys is None else keys[start:end])
+        for start, end in _cuts(sizes, partition.config.max_message_bytes)
+    )
+    return _appended(partition, made, acks, now_ms)
+
+
+def append_new(
+    partition: Partition, records: Sequence[NewRecord], acks: int, compression: int, now_ms: int
+) -> RunAppended | Pending[RunAppended]:
+    if partition.config.compacts and any(record.key is None for record in records):
+        return RunAppended(Fault.INVALID_RECORD, text="a record of a compacted topic needs a key")
+    sizes = [
+        len(record.key or b"")
+        + len(record.value or b"")
+        + sum(len(n) * 4 + len(v or b"") + 10 for n, v in record.headers)
+        for record in records
+    ]
+    made = (
+        build_batch(records[start:end], compression=compression)
+        for start, end in _cuts(sizes, partition.config.max_message_bytes)
+    )
+    return _appended(partition, made, acks, now_ms)
+
+
+def _appended(
+    partition: Partition, made: Iterator[bytearray], acks: int, now_ms: int
+) -> RunAppended | Pending[RunAppended]:
+    try:
+        appended = partition.append_made(made, now_ms)
+    except BrokerError as error:
+        return RunAppended(error.fault, text=error.text)
+    if not appended.count or not partition.durable or not (acks == Acks.ALL or partition.waits_always):
+        return appended
+    waiting: Pending[RunAppended] = Pending()
+
+    def flushed(fault: Fault) -> None:
+        waiting.complete(appended if fault is Fault.NONE else RunAppended(fault, text=fault.value))
+
+    safe_offset = appended.base_offset + appended.count
+    return waiting if partition.when_flushed(safe_offset, flushed) else appended
+
+
+def _cuts(sizes: Sequence[int], batch_bytes_max: int) -> Iterator[tuple[int, int]]:
+    """Where to cut a run into batches that stay below the bound."""
+    room = batch_bytes_max - HEADER_BYTES
+    ends = list(accumulate(size + RECORD_OVERHEAD_BYTES_MAX for size in sizes))
+    if ends[-1] <= room:
+        yield 0, len(sizes)
+        return
+    start = taken = 0
+    while start < len(sizes):
+        end = max(start + 1, bisect_right(ends, taken + room))
+        yield start, end
+        start, taken = end, ends[end - 1]
