@@ -86,6 +86,8 @@ class RawPeer:
     """One connection."""
 
     def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._log_start = len(broker.log)
         host, _, port = broker.bootstrap.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), WAIT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -103,16 +105,18 @@ class RawPeer:
 
     def read(self, count: int) -> bytes:
         """That many bytes, or fewer when the broker closed."""
-        parts = b""
-        while len(parts) < count:
+        data = bytearray(count)
+        view = memoryview(data)
+        filled = 0
+        while filled < count:
             try:
-                part = self._socket.recv(count - len(parts))
+                got = self._socket.recv_into(view[filled:])
             except ConnectionResetError:
-                part = b""
-            if not part:
+                got = 0
+            if not got:
                 break
-            parts += part
-        return parts
+            filled += got
+        return bytes(view[:filled])
 
     def read_frame(self) -> bytes | None:
         """The next answer with its size in front; None when the broker closed instead."""
@@ -127,6 +131,18 @@ class RawPeer:
         answer = self.read_frame()
         assert answer is not None, "the broker closed the connection"
         return decode_answer(key, version, answer)
+
+    @property
+    def log_lines(self) -> list[str]:
+        """What the broker has written about the end of this connection."""
+        return [line for line in self._broker.log[self._log_start :].splitlines() if f":{self.port} closed" in line]
+
+    def wait_for_log_line(self) -> list[str]:
+        deadline = time.monotonic() + WAIT_S
+        while not (lines := self.log_lines):
+            assert time.monotonic() < deadline, self._broker.log
+            time.sleep(0.005)
+        return lines
 
     def end_sending(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
@@ -147,14 +163,3 @@ class RawPeer:
     ) -> None:
         self.close()
 
-
-def lines_about(broker: Broker, port: int) -> list[str]:
-    return [line for line in broker.log.splitlines() if f":{port} closed" in line]
-
-
-def wait_for_line_about(broker: Broker, port: int) -> list[str]:
-    deadline = time.monotonic() + WAIT_S
-    while not (lines := lines_about(broker, port)):
-        assert time.monotonic() < deadline, broker.log
-        time.sleep(0.005)
-    return lines

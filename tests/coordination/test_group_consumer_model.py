@@ -107,6 +107,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
         self.driver.create_topic("u", 2)
         for _ in range(count):
             self.start(None, None, ("t", "u"), None)
+        self.all_obey()
 
     @rule(
         instance=st.sampled_from([None, None, "i1", "i2"]),
@@ -235,6 +236,11 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
         ]
         assert len(held) == len(set(held))
         assert set(held) == set(group._holders)
+
+    @invariant()
+    def patterns_are_kept_as_long_as_somebody_uses_them(self) -> None:
+        if group := self._group():
+            assert group.regexes.keys() == {m.subscribed_regex for m in group.members.values()} - {None}
 
     @invariant()
     def no_partition_is_owned_by_two_members(self) -> None:

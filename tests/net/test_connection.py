@@ -228,12 +228,13 @@ def test_lines_of_any_length_in_any_pieces_are_answered(serve):
     lines = [b"x" * size for size in (0, 1, 700, 1_023, 1_024, 1_025, 5_000, 300_000, 3)]
     data = b"".join(line + b"\n" for line in lines)
     with server.connect() as client:
-        for piece in (len(data), 997, 65_536):
-            for at in range(0, len(data), piece):
-                client.send(data[at : at + piece])
-                server.until(
-                    lambda end=min(at + piece, len(data)): server.listener.bytes_received % len(data) == end % len(data)
-                )
+        sent = 0
+        for piece_bytes in (len(data), 997, 65_536):
+            for at in range(0, len(data), piece_bytes):
+                piece = data[at : at + piece_bytes]
+                client.send(piece)
+                sent += len(piece)
+                server.until(lambda sent=sent: server.listener.bytes_received == sent)
             assert client.exactly(len(data)) == data
 
 

@@ -21,11 +21,9 @@ from tests.raw_peer import (
     RawPeer,
     api_versions,
     fetch,
-    lines_about,
     metadata,
     produce,
     request,
-    wait_for_line_about,
 )
 
 FRAME_DEADLINE_MS = 1_500
@@ -65,7 +63,7 @@ def others_are_served(broker: Broker, healthy_peer: RawPeer) -> Iterator[None]:
 def closed_with_one_line(broker: Broker, peer: RawPeer) -> str:
     """The broker closed the connection without an answer; the one line that it wrote about that."""
     assert peer.read(1) == b""
-    lines = wait_for_line_about(broker, peer.port)
+    lines = peer.wait_for_log_line()
     assert len(lines) == 1
     assert "Traceback" not in broker.log
     return lines[0]
@@ -120,7 +118,7 @@ def test_a_peer_that_ends_in_the_middle_of_a_frame_is_let_go(broker: Broker) -> 
         assert peer.read_frame() is not None
         peer.end_sending()
         assert peer.read(1) == b""
-    assert len(lines_about(broker, peer.port)) <= 1
+    assert len(peer.log_lines) <= 1
 
 
 def test_a_declared_size_costs_no_memory_before_the_bytes_are_there(broker: Broker) -> None:
@@ -300,7 +298,7 @@ def test_a_peer_that_vanishes_in_a_large_answer_harms_nobody(broker: Broker, lar
         assert len(peer.read(taken)) == taken
         peer.vanish()
         if taken:
-            assert len(wait_for_line_about(broker, peer.port)) == 1
+            assert len(peer.wait_for_log_line()) == 1
     with RawPeer(broker) as other:
         [topic] = other.ask(FETCH, 11, fetch(large_topic, max_bytes=LARGE_BYTES)).responses
         assert len(topic.partitions[0].records) > LARGE_BYTES // 2

@@ -131,9 +131,8 @@ class Partition:
                     staged = True
                 elif type(verdict) is Duplicate:
                     safe_offset = max(safe_offset, verdict.last_offset + 1)
-                    results.append(
-                        Appended(Fault.NONE, verdict.base_offset, self._append_time(now_ms), log.log_start_offset)
-                    )
+                    append_time = self._append_time(verdict.timestamp_ms)
+                    results.append(Appended(Fault.NONE, verdict.base_offset, append_time, log.log_start_offset))
                     continue
                 else:
                     assert isinstance(verdict, Fault)

@@ -62,7 +62,7 @@ class Network:
 
     def close(self) -> None:
         self._timer.cancel()
-        self.readers.shutdown(wait=False, cancel_futures=True)
+        self.readers.shutdown(cancel_futures=True)
 
     def _sweep(self) -> None:
         self.now_ms = int(self.loop.time() * 1_000)

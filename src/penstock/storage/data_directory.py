@@ -165,8 +165,6 @@ class DataDirectory:
                 _bounds_of(log, len(log.segments) - 1, log.size_bytes - active.size),
                 log.leader_epoch,
                 active.size,
-                active.max_timestamp,
-                active.max_timestamp_offset,
                 active.created_ms,
             )
         write_checked(self.disk, self.path / "clean-stop", msgspec.json.encode(states))
@@ -246,6 +244,9 @@ def _bounds_of(log: PartitionLog, closed_segments: int = UNKNOWN, closed_bytes: 
         log.log_start_offset,
         log.topic_id,
         min(log.producerless_offset, log.flushed_offset),
+        log.active.base_offset,
+        log.active.max_timestamp,
+        log.active.max_timestamp_offset,
         closed_segments,
         closed_bytes,
     )

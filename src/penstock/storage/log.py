@@ -63,6 +63,7 @@ class FlushJob:
 
 class PartitionLog:
     __slots__ = (
+        "_closed_bytes",
         "_directory_dirty",
         "_disk",
         "_files",
@@ -125,6 +126,7 @@ class PartitionLog:
         self.producerless_offset = 0
         """Below it no producer is to be remembered: whoever replays the log for them may begin here."""
         self.on_roll: Callable[[], None] | None = None
+        self._closed_bytes = sum(segment.size for segment in segments[:-1])
         self._unsynced: list[LogFile] = []
         self._directory_dirty = False
         self._places: dict[int, tuple[Segment, int, int]] = {}
@@ -251,6 +253,7 @@ class PartitionLog:
         old.offsets.forget()
         old.times.forget()
         self._directory_dirty = True
+        self._closed_bytes += old.size
         self.segments.append(new)
         self.active = new
         if self.on_roll is not None:
@@ -397,6 +400,8 @@ class PartitionLog:
         if count <= 0 or self.swapping:
             return 0
         gone, self.segments = self.segments[:count], self.segments[count:]
+        freed = sum(segment.size for segment in gone)
+        self._closed_bytes -= freed
         self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
         self._places = {at: place for at, place in self._places.items() if place[0] not in gone}
         delete_at = now_ms + self.config.file_delete_delay_ms
@@ -409,7 +414,7 @@ class PartitionLog:
                     self.doomed.append((delete_at, doomed))
         self._directory_dirty = True
         self._cut_epochs()
-        return sum(segment.size for segment in gone)
+        return freed
 
     def holds(self, base_offsets: Sequence[int]) -> bool:
         """Whether these are the log's oldest segments, none of them the active one."""
@@ -421,6 +426,7 @@ class PartitionLog:
         old = self.segments[:count]
         self._files.forget(path for segment in (*old, *new) for path in segment.paths())
         self.segments = [*new, *self.segments[count:]]
+        self._closed_bytes = sum(segment.size for segment in self.segments[:-1])
         self._places = {at: place for at, place in self._places.items() if place[0] not in old}
         if self.flushed_segment in old:
             self.flushed_segment = self.active
@@ -439,7 +445,7 @@ class PartitionLog:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size for segment in self.segments)
+        return self._closed_bytes + self.active.size
 
 
 def disk_failure(error: OSError) -> DiskFailed:

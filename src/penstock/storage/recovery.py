@@ -55,6 +55,10 @@ class LogBounds(msgspec.Struct, array_like=True, frozen=True):
     """Bounds of a deleted topic do not count for a new one of the same name."""
     producerless_offset: int = 0
     """Below it no producer is to be remembered; at most the recovery point."""
+    active_base_offset: int = UNKNOWN
+    max_timestamp: int = UNKNOWN
+    max_timestamp_offset: int = UNKNOWN
+    """The active segment, and the largest timestamp in it."""
     closed_segments: int = UNKNOWN
     closed_bytes: int = UNKNOWN
     """Of all segments but the active one, where a clean stop wrote it down."""
@@ -66,8 +70,6 @@ class LogState(msgspec.Struct, array_like=True, frozen=True):
     bounds: LogBounds
     leader_epoch: int
     active_size: int
-    max_timestamp: int
-    max_timestamp_offset: int
     created_ms: int
 
     @property
@@ -169,8 +171,8 @@ def _open_clean(
     if not segments or segments[-1].size != state.active_size or segments[-1].base_offset > state.log_end_offset:
         return None
     active = segments[-1]
-    active.max_timestamp = state.max_timestamp
-    active.max_timestamp_offset = state.max_timestamp_offset
+    active.max_timestamp = state.bounds.max_timestamp
+    active.max_timestamp_offset = state.bounds.max_timestamp_offset
     active.created_ms = state.created_ms
     start, end = state.bounds.log_start_offset, state.log_end_offset
     log = PartitionLog(disk, files, directory, config, segments, start, end, state.leader_epoch)
@@ -206,7 +208,7 @@ class _Recovery:
                 raise Damaged(f"no segment is left, but offsets up to {recovery_point} were written")
             segments = [self._new_segment(0)]
         start = max(bounds.log_start_offset, segments[0].base_offset)
-        end = self._scan(segments, recovery_point)
+        end = self._scan(segments, bounds)
         if end < recovery_point:
             raise Damaged(f"the log ends at offset {end}, but offsets up to {recovery_point} were safely written")
         active = segments[-1]
@@ -235,8 +237,9 @@ class _Recovery:
 
     # pass 3: resume
 
-    def _scan(self, segments: list[Segment], recovery_point: int) -> int:
+    def _scan(self, segments: list[Segment], bounds: LogBounds) -> int:
         """Passes 3 to 5; the log end offset."""
+        recovery_point = bounds.recovery_point
         first = 0
         if recovery_point > 0:
             first = max(i for i, s in enumerate(segments) if i == 0 or s.base_offset <= recovery_point)
@@ -247,7 +250,7 @@ class _Recovery:
                 raise Damaged(f"segment {segment.path.name} begins before the one before it ends, at {end}")
             file_size = segment.size
             is_last = at + 1 == len(segments)
-            position, end = self._resume(segment, recovery_point if at == first else UNKNOWN)
+            position, end = self._resume(segment, bounds) if at == first else self._begin(segment)
             if at == first:
                 self._scan_offset = end
             # only cleaning leaves gaps between offsets, and it leaves the active segment alone
@@ -262,8 +265,9 @@ class _Recovery:
                 self._disk.sync(segment.file)
         return end
 
-    def _resume(self, segment: Segment, recovery_point: int) -> tuple[int, int]:
+    def _resume(self, segment: Segment, bounds: LogBounds) -> tuple[int, int]:
         """Position and offset to scan from: the indexed batch at or before the recovery point, if there is one."""
+        recovery_point = bounds.recovery_point
         if recovery_point > segment.base_offset:
             try:
                 segment.offsets.check(segment.size)
@@ -273,24 +277,34 @@ class _Recovery:
                 if last is not None:
                     place = next(segment.walk_slowly(last[1], segment.size))
                     if place.last_offset - segment.base_offset == last[0]:
-                        self._restore_timestamps(segment, place.position)
+                        self._restore_timestamps(segment, place, bounds)
                         return place.position, place.base_offset
             except (IndexDamaged, DiskFailed, StopIteration) as error:
                 self._report.notes.append(f"index of {segment.path.name} made again ({error!r})")
+        return self._begin(segment)
+
+    @staticmethod
+    def _begin(segment: Segment) -> tuple[int, int]:
+        """Scan the segment from its start, and make its indexes on the way."""
         segment.offsets.clear()
         segment.times.clear()
         segment.forget_timestamps()
         return 0, segment.base_offset
 
     @staticmethod
-    def _restore_timestamps(segment: Segment, end: int) -> None:
-        """The largest timestamp before `end`: what the time index says, and the batches after its last entry."""
+    def _restore_timestamps(segment: Segment, end: Place, bounds: LogBounds) -> None:
+        """The largest timestamp before `end`: by the checkpoint, or by the time index and the batches after its last
+        entry, because a crash may have taken entries from its end."""
+        if bounds.active_base_offset == segment.base_offset and bounds.max_timestamp_offset < end.base_offset:
+            segment.max_timestamp = bounds.max_timestamp
+            segment.max_timestamp_offset = bounds.max_timestamp_offset
+            return
         position = 0
-        latest = segment.latest_indexed(end)
+        latest = segment.latest_indexed(end.position)
         if latest is not None:
             segment.note_timestamp(latest)
             position = latest.position
-        for place in segment.walk_slowly(position, end):
+        for place in segment.walk_slowly(position, end.position):
             segment.note_timestamp(place)
 
     # pass 4: scan

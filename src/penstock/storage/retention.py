@@ -7,26 +7,20 @@ from penstock.storage.log import PartitionLog
 
 
 def expired_segments(log: PartitionLog, config: TopicConfig, high_watermark: int, now_ms: int) -> int:
-    """How many segments from the start may be dropped."""
-    deletable = 0
-    for following in log.segments[1:]:
-        if following.base_offset > high_watermark:
+    """How many segments from the start may be dropped; looks at no more than one that stays."""
+    segments = log.segments
+    excess = log.size_bytes - config.retention_bytes if config.retention_bytes >= 0 else -1
+    count = 0
+    while count + 1 < len(segments) and segments[count + 1].base_offset <= high_watermark:
+        segment = segments[count]
+        is_below_start = segments[count + 1].base_offset <= log.log_start_offset
+        is_too_much = excess >= segment.size
+        is_too_old = 0 <= config.retention_ms < _age_ms(log, count, now_ms)
+        if not (is_below_start or is_too_much or is_too_old):
             break
-        deletable += 1
-    by_start = 0
-    while by_start < deletable and log.segments[by_start + 1].base_offset <= log.log_start_offset:
-        by_start += 1
-    by_time = by_start
-    if config.retention_ms >= 0:
-        while by_time < deletable and _age_ms(log, by_time, now_ms) > config.retention_ms:
-            by_time += 1
-    by_size = by_start
-    if config.retention_bytes >= 0:
-        excess = log.size_bytes - config.retention_bytes
-        while by_size < deletable and excess >= log.segments[by_size].size:
-            excess -= log.segments[by_size].size
-            by_size += 1
-    return max(by_time, by_size)
+        excess -= segment.size
+        count += 1
+    return count
 
 
 def _age_ms(log: PartitionLog, at: int, now_ms: int) -> int:
@@ -34,5 +28,5 @@ def _age_ms(log: PartitionLog, at: int, now_ms: int) -> int:
     segment = log.segments[at]
     latest = segment.largest_timestamp()
     if latest < 0:
-        latest = segment.modified_ms()
+        latest = int(segment.path.stat().st_mtime * 1000)
     return now_ms - latest

@@ -1,0 +1,113 @@
+"""`penstock.Broker`: a broker for one `with` block, that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock import Broker
+from penstock.server.embedding import BrokerStartFailed
+from tests.clients.drivers import Confluent, Sent
+from tests.clients.test_producing import create
+
+WAIT_S = 60.0
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        assert time.monotonic() < deadline, f"process {pid} lives on"
+        time.sleep(0.01)
+
+
+def test_it_serves_and_leaves_nothing_behind() -> None:
+    with penstock.Broker() as broker:
+        assert broker.running
+        data_dir, pid, log = broker.data_dir, broker.pid, broker._stderr_path
+        Confluent().write(broker.bootstrap, "t", [Sent(b"v")])
+        assert [seen.value for seen in Confluent().read(broker.bootstrap, "t", 1)] == [b"v"]
+    assert not broker.running
+    assert not data_dir.exists()
+    assert not log.exists()
+    wait_until_gone(pid)
+
+
+def test_a_directory_of_ones_own_stays(tmp_path: Path) -> None:
+    for expected in ([b"first"], [b"first", b"second"]):
+        with Broker(tmp_path / "data") as broker:
+            Confluent().write(broker.bootstrap, "t", [Sent(expected[-1])])
+            assert [seen.value for seen in Confluent().read(broker.bootstrap, "t", len(expected))] == expected
+
+
+def test_several_brokers_run_side_by_side() -> None:
+    with Broker() as one, Broker() as other:
+        assert one.bootstrap != other.bootstrap
+        Confluent().write(one.bootstrap, "t", [Sent(b"one")])
+        Confluent().write(other.bootstrap, "t", [Sent(b"other")])
+        assert [seen.value for seen in Confluent().read(one.bootstrap, "t", 1)] == [b"one"]
+
+
+def test_a_restarted_broker_keeps_its_address_and_its_log() -> None:
+    with Broker() as broker:
+        address, pid = broker.bootstrap, broker.pid
+        broker.kill()
+        assert not broker.running
+        broker.restart()
+        assert broker.bootstrap == address
+        assert broker.pid != pid
+        assert broker.log.count("partitions opened") == 2
+
+
+def test_settings_are_config_keys() -> None:
+    settings = {
+        "broker.num_partitions": 3,
+        "broker.auto_create_topics": False,
+        "log.level": "warning",
+        "topic_defaults.max.message.bytes": 500,
+    }
+    with Broker(settings=settings) as broker:
+        create(broker, "t", partitions=-1)
+        assert {path.name for path in broker.data_dir.glob("t-*")} == {"t-0", "t-1", "t-2"}
+        assert broker.log == ""
+        with pytest.raises(Exception, match="TOO_LARGE"):
+            Confluent().write(broker.bootstrap, "t", [Sent(b"x" * 1_000)])
+
+
+def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(BrokerStartFailed, match=r"storage\.flush"):
+        Broker(settings={"storage.flush": "never"}).start()
+    with Broker(tmp_path) as first:
+        second = Broker(tmp_path)
+        with pytest.raises(BrokerStartFailed, match="in use"):
+            second.start()
+        second.close()
+        assert first.running
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_does_not_outlive_its_owner(number: signal.Signals) -> None:
+    code = (
+        "import penstock, signal\n"
+        "broker = penstock.Broker().start()\n"
+        "print(broker.pid, flush=True)\n"
+        "signal.pause()\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    os.kill(pid, 0)
+    owner.send_signal(number)
+    owner.communicate()
+    wait_until_gone(pid)
+
+
+def test_the_pytest_fixture_is_a_broker(penstock_broker: Broker) -> None:
+    Confluent().write(penstock_broker.bootstrap, "fixture", [Sent(b"v")])
+    assert [seen.value for seen in Confluent().read(penstock_broker.bootstrap, "fixture", 1)] == [b"v"]
