@@ -96,9 +96,7 @@ class History:
         self.sends: list[Send] = []
         self.polls: list[Poll] = []
 
-    def sent(
-        self, producer: Hashable, partition: int, value: Value, outcome: Outcome, offset: int = NOWHERE
-    ) -> None:
+    def sent(self, producer: Hashable, partition: int, value: Value, outcome: Outcome, offset: int = NOWHERE) -> None:
         """A send has ended. Those of one producer to one partition come in the order in which they were made."""
         assert (outcome is Outcome.OK) == (offset != NOWHERE)
         with self._lock:
@@ -192,9 +190,7 @@ class _Check:
 
     def _where(self, send: Send) -> str:
         """A loss in the middle is the alarming one: neither retention nor a cut tail explains it."""
-        polled = [
-            offset for poll in self._polls if poll.partition == send.partition for offset, _ in poll.records
-        ]
+        polled = [offset for poll in self._polls if poll.partition == send.partition for offset, _ in poll.records]
         return "before all that was read" if send.offset < min(polled) else "in the middle"
 
     def _check_order_of_polls(self) -> None:

@@ -6,7 +6,7 @@ import socket
 import struct
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from penstock import Broker
 from tests.dialects.kafka.oracle import decode_answer, request_body
@@ -155,11 +155,10 @@ class RawPeer:
     def close(self) -> None:
         self._socket.close()
 
-    def __enter__(self) -> RawPeer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-

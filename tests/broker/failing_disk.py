@@ -24,7 +24,8 @@ WAIT_S = 30.0
 
 
 class CueDisk(Disk):
-    """Files are real. `hold` makes syncs wait for `release`; `sync_error` makes them fail; `synced` names those that ended."""
+    """Files are real. `hold` makes syncs wait for `release`, `sync_error` makes them fail, `synced` names what was synced,
+    and `refuse` may raise before an operation on a path."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,6 +57,11 @@ class CueDisk(Disk):
         if self.refuse is not None:
             self.refuse("replace_whole", path)
         super().replace_whole(path, data, durable=durable)
+
+    def rename(self, old: Path, new: Path) -> None:
+        if self.refuse is not None:
+            self.refuse("rename", old)
+        super().rename(old, new)
 
     def append_to(self, path: Path, data: Any) -> None:
         if self.refuse is not None:

@@ -29,7 +29,8 @@ def run(body: Callable[[], Any]) -> None:
 
 def partition_of(engine: EmbeddedEngine) -> tuple[Partition, PartitionLog]:
     partition = engine.partition("t", 0)
-    assert partition is not None and partition.log is not None
+    assert partition is not None
+    assert partition.log is not None
     return partition, partition.log
 
 
@@ -201,7 +202,8 @@ def test_what_came_during_a_flush_is_not_safe_when_that_flush_ends(tmp_path: Pat
             first = engine.append("t", 0, [batch_of(b"first")], Acks.ALL)
             await until(lambda: disk.syncs_waiting)
             second = engine.append("t", 0, [batch_of(b"second")], Acks.ALL)
-            assert isinstance(first, Pending) and isinstance(second, Pending)
+            assert isinstance(first, Pending)
+            assert isinstance(second, Pending)
             at_first = []
             first.then(lambda _: at_first.append((second.done, partition.high_watermark)))
             disk.release()
@@ -330,7 +332,8 @@ def test_a_failed_sync_is_told_to_all_who_wait_and_never_tried_again(tmp_path: P
             assert disk.synced == []
             assert (log.log_end_offset, partition.high_watermark) == (end, 1)
             found = look(engine)
-            assert found.records is not None and found.high_watermark == 1
+            assert found.records is not None
+            assert found.high_watermark == 1
         assert disk.synced == []
         assert not (tmp_path / "clean-stop").exists()
         async with engine_on(tmp_path, CueDisk()) as engine:
@@ -511,18 +514,23 @@ def test_no_room_for_a_checkpoint_stops_nothing(tmp_path: Path) -> None:
 
     async def body() -> None:
         async with engine_on(tmp_path, disk, checkpoint_interval_ms=10) as engine:
-            assert await faults(engine, batch_of(b"a", producer_id=1, producer_epoch=0, base_sequence=0)) == [Fault.NONE]
+            assert await faults(engine, batch_of(b"a", producer_id=1, producer_epoch=0, base_sequence=0)) == [
+                Fault.NONE
+            ]
             refused: list[Path] = []
             disk.refuse = lambda _, path: (refused.append(path), full_for("replace_whole", "append_to")("", path))[1]
             await until(lambda: len(refused) > 2)
-            assert await faults(engine, batch_of(b"b", producer_id=1, producer_epoch=0, base_sequence=1)) == [Fault.NONE]
+            assert await faults(engine, batch_of(b"b", producer_id=1, producer_epoch=0, base_sequence=1)) == [
+                Fault.NONE
+            ]
             disk.refuse = None
             await until(lambda: b'"t-0":[2,0]' in (tmp_path / "checkpoint").read_bytes())
 
     run(body)
 
 
-def test_retention_that_finds_no_room_does_not_cost_the_append_that_rolled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("operation", ["replace_whole", "rename"])
+def test_retention_that_fails_does_not_cost_the_append_that_rolled(tmp_path: Path, operation: str) -> None:
     disk = CueDisk()
     configs = {"segment.bytes": "300", "retention.bytes": "300"}
 
@@ -531,7 +539,7 @@ def test_retention_that_finds_no_room_does_not_cost_the_append_that_rolled(tmp_p
             _, log = partition_of(engine)
             for n in range(6):
                 if n == 3:
-                    disk.refuse = full_for("replace_whole")
+                    disk.refuse = full_for(operation)
                 assert await faults(engine, batch_of(b"x" * 200)) == [Fault.NONE]
             disk.refuse = None
             assert await faults(engine, batch_of(b"x" * 200)) == [Fault.NONE]
@@ -548,7 +556,9 @@ def test_a_stop_without_room_for_its_marker_is_a_stop_all_the_same(
 
     async def body() -> None:
         async with engine_on(tmp_path, disk) as engine:
-            assert await faults(engine, batch_of(b"a", producer_id=1, producer_epoch=0, base_sequence=0)) == [Fault.NONE]
+            assert await faults(engine, batch_of(b"a", producer_id=1, producer_epoch=0, base_sequence=0)) == [
+                Fault.NONE
+            ]
             disk.refuse = full_for("replace_whole", "append_to")
         assert not (tmp_path / "clean-stop").exists()
         async with engine_on(tmp_path, CueDisk()) as engine:
@@ -621,6 +631,7 @@ def test_a_cold_read_comes_through_a_reader_thread(tmp_path: Path) -> None:
             waiting = engine.read([Read("t", 0, 50, MEGABYTE)], MEGABYTE, 0, 0, 0)
             assert isinstance(waiting, Pending)
             [found] = await answer_of(waiting)
-            assert found.fault is Fault.NONE and found.records is not None
+            assert found.fault is Fault.NONE
+            assert found.records is not None
 
     run(body)

@@ -111,9 +111,7 @@ class Confluent:
                 for message in messages:
                     assert message.error() is None, message.error()
                     headers = tuple(message.headers() or ())
-                    seen.append(
-                        Seen(message.offset(), message.key(), message.value(), headers, message.timestamp()[1])
-                    )
+                    seen.append(Seen(message.offset(), message.key(), message.value(), headers, message.timestamp()[1]))
             return seen
 
 
@@ -194,9 +192,7 @@ class Aiokafka:
             seen = []
             while len(seen) < count:
                 message = await consumer.getone()
-                seen.append(
-                    Seen(message.offset, message.key, message.value, tuple(message.headers), message.timestamp)
-                )
+                seen.append(Seen(message.offset, message.key, message.value, tuple(message.headers), message.timestamp))
             return seen
         finally:
             await consumer.stop()
@@ -249,9 +245,7 @@ class KafkaPython:
             consumer.seek(partition, offset)
             seen: list[Seen] = []
             for message in consumer:
-                seen.append(
-                    Seen(message.offset, message.key, message.value, tuple(message.headers), message.timestamp)
-                )
+                seen.append(Seen(message.offset, message.key, message.value, tuple(message.headers), message.timestamp))
                 if len(seen) == count:
                     break
             assert len(seen) == count
@@ -270,9 +264,7 @@ class Kcat:
 
     def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         assert self.path is not None
-        return subprocess.run(
-            [self.path, *arguments], input=stdin, capture_output=True, timeout=WAIT_S, check=False
-        )
+        return subprocess.run([self.path, *arguments], input=stdin, capture_output=True, timeout=WAIT_S, check=False)
 
     def write(
         self, bootstrap: str, topic: str, records: Sequence[Sent], *, codec: str = "none", acks: int = -1, **more: Any

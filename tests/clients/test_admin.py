@@ -58,7 +58,9 @@ def test_a_topic_is_created_described_and_deleted(admin: AdminClient, broker: Br
     assert f"{node.host}:{node.port}" == broker.bootstrap
     partitions = described.topics[topic].partitions
     assert sorted(partitions) == [0, 1, 2]
-    assert all((p.leader, p.replicas, p.isrs, p.error) == (node.id, [node.id], [node.id], None) for p in partitions.values())
+    assert all(
+        (p.leader, p.replicas, p.isrs, p.error) == (node.id, [node.id], [node.id], None) for p in partitions.values()
+    )
     assert {f"{topic}-{at}" for at in range(3)} <= {path.name for path in broker.data_dir.iterdir()}
 
     admin.delete_topics([topic])[topic].result(30)

@@ -122,9 +122,7 @@ def test_offsets_by_time_over_many_batches_and_segments_are_those_of_a_plain_sca
     create(broker, topic, segment_bytes="20000", index_interval_bytes="500", retention_ms="-1")
     times = [1_000_000 + 10 * n + (n * 7919 % 37) for n in range(3_000)]
     settings = {"batch.num.messages": 25, "linger.ms": 5}
-    Confluent().write(
-        broker.bootstrap, topic, [Sent(b"x" * 20, timestamp_ms=at) for at in times], **settings
-    )
+    Confluent().write(broker.bootstrap, topic, [Sent(b"x" * 20, timestamp_ms=at) for at in times], **settings)
     assert len(list((broker.data_dir / f"{topic}-0").glob("*.log"))) > 3
     asked = [*range(999_990, 1_030_100, 1_003), max(times), max(times) + 1, times[2_999]]
     with confluent_consumer(broker.bootstrap) as consumer:
@@ -276,5 +274,3 @@ def test_a_reader_catches_up_over_many_segments(broker: Broker, topic: str, clie
     Confluent().write(broker.bootstrap, topic, records, **{"batch.num.messages": 50})
     assert len(list((broker.data_dir / f"{topic}-0").glob("*.log"))) > 3
     assert [seen.value for seen in client.read(broker.bootstrap, topic, 2_000)] == [r.value for r in records]
-
-

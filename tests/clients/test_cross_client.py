@@ -45,10 +45,7 @@ def test_every_client_reads_what_a_client_wrote(broker: Broker, topic: str, writ
         if codec not in reader.codecs or (isinstance(reader, Kcat) and reader.path is None):
             continue
         seen = reader.read(broker.bootstrap, topic, len(MIXED))
-        want = [
-            expected(writer, record, at, found)
-            for at, (record, found) in enumerate(zip(MIXED, seen, strict=True))
-        ]
+        want = [expected(writer, record, at, found) for at, (record, found) in enumerate(zip(MIXED, seen, strict=True))]
         assert seen == want, reader.name
     segments = list_segments(broker.data_dir / f"{topic}-0")
     assert {batch.compression for path in segments for _, batch in read_segment(path)} >= {Codec[codec.upper()]}

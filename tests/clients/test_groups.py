@@ -180,9 +180,7 @@ def test_a_second_member_with_the_same_instance_id_fences_the_first(broker: Brok
 # ---- the newer protocol -----------------------------------------------------------------------------------------------
 
 
-def test_a_regular_expression_takes_in_topics_that_come_later(
-    broker: Broker, admin: AdminClient, topic: str
-) -> None:
+def test_a_regular_expression_takes_in_topics_that_come_later(broker: Broker, admin: AdminClient, topic: str) -> None:
     pattern = f"^{topic}-in-.*"
     admin.create_topics([NewTopic(f"{topic}-in-a", 1, 1), NewTopic(f"{topic}-out", 1, 1)])[f"{topic}-in-a"].result(30)
     with ConfluentMember(broker.bootstrap, f"{topic}-group", pattern, **{"group.protocol": "consumer"}) as member:
@@ -226,18 +224,28 @@ def test_metadata_and_leader_epoch_of_a_commit_come_back(broker: Broker, wide_to
         (6, None, None),
         (confluent_kafka.OFFSET_INVALID, None, None),
     ]
-    reader = kafka.KafkaConsumer(bootstrap_servers=broker.bootstrap, group_id=group)
+
+
+@pytest.mark.parametrize("metadata", ["a note", "", "grüße"])
+def test_kafka_python_finds_what_it_committed(broker: Broker, wide_topic: str, metadata: str) -> None:
+    partition = kafka.TopicPartition(wide_topic, 1)
+    consumer = kafka.KafkaConsumer(bootstrap_servers=broker.bootstrap, group_id=f"{wide_topic}-group")
     try:
-        value = reader.committed(kafka.TopicPartition(wide_topic, 0), metadata=True)
-        assert (value.offset, value.metadata, value.leader_epoch) == (5, "a note", 0)
+        consumer.assign([partition])
+        consumer.commit({partition: kafka.OffsetAndMetadata(7, metadata, 0)})
+        found = consumer.committed(partition, metadata=True)
     finally:
-        reader.close()
+        consumer.close()
+    assert (found.offset, found.metadata, found.leader_epoch) == (7, metadata, 0)
 
 
 def test_a_commit_for_a_partition_that_does_not_exist_is_refused(broker: Broker, wide_topic: str) -> None:
-    with confluent_consumer(broker.bootstrap, **{"group.id": f"{wide_topic}-group"}) as consumer:
-        with pytest.raises(confluent_kafka.KafkaException) as error:
-            consumer.commit(offsets=[TopicPartition(wide_topic, PARTITIONS, 1)], asynchronous=False)
+    missing = [TopicPartition(wide_topic, PARTITIONS, 1)]
+    with (
+        confluent_consumer(broker.bootstrap, **{"group.id": f"{wide_topic}-group"}) as consumer,
+        pytest.raises(confluent_kafka.KafkaException) as error,
+    ):
+        consumer.commit(offsets=missing, asynchronous=False)
     assert error.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 

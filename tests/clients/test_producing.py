@@ -43,7 +43,9 @@ library_clients = pytest.mark.parametrize(
 
 
 def stored(broker: Broker, topic: str, partition: int = 0) -> list[Batch]:
-    return [batch for path in list_segments(broker.data_dir / f"{topic}-{partition}") for _, batch in read_segment(path)]
+    return [
+        batch for path in list_segments(broker.data_dir / f"{topic}-{partition}") for _, batch in read_segment(path)
+    ]
 
 
 def create(broker: Broker, topic: str, partitions: int = 1, **configs: str) -> None:

@@ -76,17 +76,26 @@ def test_uniform_moves_nothing_when_nothing_changed(
     assert assign_uniform(again, topics) == result
 
 
-@given(st.integers(1, 6), st.integers(1, 20))
-def test_uniform_moves_only_what_a_newcomer_needs(count: int, partitions: int) -> None:
+def kept(before: Result, after: Result) -> int:
+    return sum(len(before[m].get("a", frozenset()) & after[m].get("a", frozenset())) for m in before.keys() & after)
+
+
+@given(st.integers(1, 6), st.integers(1, 20), st.sampled_from(["a-first", "z-last"]))
+def test_uniform_moves_only_what_a_newcomer_needs(count: int, partitions: int, newcomer: str) -> None:
     topics = {"a": partitions}
     before = assign_uniform({f"m{n}": member("a") for n in range(count)}, topics)
     members = {name: Subscriber(frozenset({"a"}), share) for name, share in before.items()}
-    after = assign_uniform({**members, "new": member("a")}, topics)
-    moved = sum(
-        size(before[name]) - len(before[name].get("a", frozenset()) & after[name].get("a", frozenset()))
-        for name in before
-    )
-    assert moved == size(after["new"])
+    after = assign_uniform({**members, newcomer: member("a")}, topics)
+    assert kept(before, after) == partitions - partitions // (count + 1), "the odd ones stay where they are"
+
+
+@given(st.integers(2, 6), st.integers(1, 20), st.integers(0, 5))
+def test_uniform_leaves_everybody_what_it_has_when_one_goes(count: int, partitions: int, gone: int) -> None:
+    topics = {"a": partitions}
+    before = assign_uniform({f"m{n}": member("a") for n in range(count)}, topics)
+    lost = before.pop(f"m{gone % count}")
+    after = assign_uniform({m: Subscriber(frozenset({"a"}), share) for m, share in before.items()}, topics)
+    assert kept(before, after) == partitions - size(lost)
 
 
 def test_uniform_shares_what_a_member_leaves_and_the_others_keep_theirs() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.coordination.group_driver import Driver, join_command
 
 from penstock.coordination.classic_states import TRANSITIONS, State
 from penstock.coordination.group_commands import (
@@ -20,6 +19,7 @@ from penstock.coordination.group_commands import (
     OffsetToCommit,
 )
 from penstock.model.errors import Fault
+from tests.coordination.group_driver import Driver, join_command
 
 
 @pytest.fixture
@@ -322,6 +322,15 @@ def test_a_static_member_that_restarts_keeps_its_assignment_without_a_rebalance(
     assert back.generation == 2
     assert driver.answers[driver.sync(back.member_id, 2, instance_id="i2")].assignment == b"two"
     assert heartbeat(driver, first, 2, "i1") is Fault.NONE
+
+
+def test_the_new_id_of_a_static_member_survives_a_restart(driver: Driver) -> None:
+    old = driver.answers[driver.join(instance_id="i")].member_id
+    driver.sync(old, 1, {old: b"x"})
+    new = driver.answers[driver.join(instance_id="i")].member_id
+    driver.restart()
+    assert heartbeat(driver, new, 1, "i") is Fault.NONE
+    assert driver.answers[driver.sync(new, 1, instance_id="i")].assignment == b"x"
 
 
 def test_the_old_process_of_a_static_member_is_fenced(driver: Driver) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from tests.coordination.group_driver import Driver, join_command, subscription
 
 from penstock.coordination.classic_group import ClassicGroup
 from penstock.coordination.classic_states import State
@@ -32,6 +31,7 @@ from penstock.coordination.group_commands import (
     SyncGroup,
 )
 from penstock.model.errors import Fault
+from tests.coordination.group_driver import Driver, join_command, subscription
 
 REBALANCE_MS_MAX = 60_000
 PARTITIONS = 5

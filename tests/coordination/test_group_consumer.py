@@ -6,7 +6,6 @@ import uuid
 from typing import Any
 
 import pytest
-from tests.coordination.group_driver import Driver, join_command
 
 from penstock.coordination.group_commands import (
     CommitOffsets,
@@ -24,6 +23,7 @@ from penstock.coordination.group_commands import (
     OffsetToCommit,
 )
 from penstock.model.errors import Fault
+from tests.coordination.group_driver import Driver, join_command
 
 Owned = dict[uuid.UUID, frozenset[int]]
 
@@ -381,6 +381,21 @@ def test_offsets_expire_when_the_group_is_empty_for_the_retention_even_over_a_re
     driver.wait(24 * 3_600_000 + 600_000)
     assert not driver.ask(FetchOffsets("g", None)).offsets
     assert driver.ask(ListGroups()).groups == ()
+
+
+def test_the_retention_counts_from_the_emptiness_not_from_the_commit() -> None:
+    day_ms = 24 * 3_600_000
+    driver = Driver(GroupSettings(consumer_session_timeout_ms=20 * day_ms))
+    driver.create_topic("t", 1)
+    join(driver, "a")
+    commit(driver, "a", 1)
+    driver.wait(5 * day_ms)
+    beat(driver, "a", -1)
+    driver.restart()
+    driver.wait(6 * day_ms)
+    assert driver.ask(FetchOffsets("g", None)).offsets
+    driver.wait(day_ms + 600_000)
+    assert not driver.ask(FetchOffsets("g", None)).offsets
 
 
 def test_a_group_survives_a_restart_with_fresh_sessions(driver: Driver, topic: uuid.UUID) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from tests.coordination.group_driver import Driver
 
 from penstock.coordination.consumer_group import ConsumerGroup
 from penstock.coordination.group_commands import (
@@ -26,6 +25,7 @@ from penstock.coordination.group_commands import (
     OffsetToCommit,
 )
 from penstock.model.errors import Fault
+from tests.coordination.group_driver import Driver
 
 NAMES = ("t", "u", "log-1")
 numbers = st.integers(0, 5)

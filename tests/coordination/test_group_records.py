@@ -150,6 +150,13 @@ def test_a_consumer_member_has_the_bytes_that_kafka_writes() -> None:
     assert value == b"\0\0" + struct.pack(">iib", 4, 3, 1) + assigned + b"\1" + b"\0"
 
 
+def test_the_topics_of_a_consumer_group_have_the_bytes_that_kafka_writes() -> None:
+    topic_id = uuid.UUID(int=5)
+    key, value = encode(GroupTopicsRecord("gr", {"t": SubscribedTopic(topic_id, 4)}))
+    assert key == b"\0\4\0\2gr"
+    assert value == b"\0\0" + b"\2" + topic_id.bytes + b"\2t" + b"\0\0\0\4" + b"\1" + b"\0" + b"\0"
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.coordination.group_driver import Driver, subscription
 
 from penstock.coordination.group_commands import (
     CommitOffsets,
@@ -27,6 +26,7 @@ from penstock.coordination.group_commands import (
 from penstock.coordination.group_records import CommittedOffset, OffsetRecord
 from penstock.coordination.offsets import Offsets
 from penstock.model.errors import Fault
+from tests.coordination.group_driver import Driver, subscription
 
 DAY_MS = 24 * 3_600_000
 
@@ -105,9 +105,8 @@ def test_metadata_has_a_greatest_size_and_only_that_partition_is_refused(driver:
 
 
 def test_a_commit_of_a_generation_needs_its_group(driver: Driver) -> None:
-    old, new = ({"knows_consumer_groups": knows} for knows in (False, True))
-    assert commit(driver, 1, member=("m", 3), **old).fault is Fault.ILLEGAL_GENERATION
-    assert commit(driver, 1, member=("m", 3), **new).fault is Fault.GROUP_ID_NOT_FOUND
+    assert commit(driver, 1, member=("m", 3), knows_consumer_groups=False).fault is Fault.ILLEGAL_GENERATION
+    assert commit(driver, 1, member=("m", 3), knows_consumer_groups=True).fault is Fault.GROUP_ID_NOT_FOUND
     assert commit(driver, 1, member=("m", 3), producer=Producer(1, 0)).fault is Fault.ILLEGAL_GENERATION
     assert group_names(driver) == set()
 
@@ -187,6 +186,18 @@ def test_the_time_of_becoming_empty_survives_a_restart(driver: Driver) -> None:
     _empty_group_with_an_offset(driver)
     driver.wait(6 * DAY_MS)
     driver.restart()
+    driver.wait(DAY_MS + 600_000)
+    assert offset(driver) is None
+
+
+def test_the_retention_counts_from_the_emptiness_not_from_the_commit() -> None:
+    driver = Driver(GroupSettings(initial_rebalance_delay_ms=0, session_timeout_ms_max=24 * DAY_MS))
+    (member,), generation = driver.stable(1, session_timeout_ms=20 * DAY_MS)
+    commit(driver, 1, member=(member, generation))
+    driver.wait(5 * DAY_MS)
+    driver.ask(LeaveGroup("g", (LeavingMember(member, None),)))
+    driver.wait(6 * DAY_MS)
+    assert offset(driver) == 1
     driver.wait(DAY_MS + 600_000)
     assert offset(driver) is None
 
@@ -294,6 +305,15 @@ def test_a_partition_with_something_pending_does_not_expire(driver: Driver) -> N
     driver.mark(7, committed=False)
     driver.wait(600_000)
     assert offset(driver) is None
+
+
+def test_of_two_transactions_the_later_write_wins_whichever_ends_first(driver: Driver) -> None:
+    for first, second in ((1, 2), (2, 1)):
+        commit(driver, 10, producer=Producer(1, 0))
+        commit(driver, 20, producer=Producer(2, 0))
+        driver.mark(first, committed=True)
+        driver.mark(second, committed=True)
+        assert offset(driver) == 20
 
 
 events = st.one_of(

@@ -124,6 +124,20 @@ class LineSession(FakeSession):
         return [result[1:], b"\n"]
 
 
+class OneByOne(FakeSession):
+    """Cuts one frame a call: a dialect whose next frame depends on how the last one went."""
+
+    def feed(self, view: memoryview) -> Fed:
+        size = 4 + int.from_bytes(view[:4], "big")
+        if len(view) < 4:
+            return Fed(0, 0, [])
+        if len(view) < size:
+            return Fed(0, size, [])
+        rest = view[size:]
+        needed = 4 + int.from_bytes(rest[:4], "big") if len(rest) >= 4 else 0
+        return Fed(size, needed, [view[4:size]])
+
+
 class Server:
     """A listener with fake sessions on a loop in a thread; `call` runs a function there."""
 

@@ -16,7 +16,7 @@ from penstock.net.listener import Listener
 from penstock.net.network import Network
 from penstock.net.session import Fed
 from penstock.net.settings import NetSettings
-from tests.net.fakes import FakeSession, LineSession, frame, until
+from tests.net.fakes import FakeSession, LineSession, OneByOne, frame, until
 
 NOBODY = b"e nobody else is touched"
 
@@ -244,20 +244,6 @@ def test_a_line_without_an_end_is_refused_at_the_bound(serve, lines):
         client.send(b"x" * 60_000)
         assert client.is_closed_by_peer()
     assert "bytes is more than 50000" in lines()[0]
-
-
-class OneByOne(FakeSession):
-    """Cuts one frame a call: a dialect whose next frame depends on how the last one went."""
-
-    def feed(self, view: memoryview) -> Fed:
-        size = 4 + int.from_bytes(view[:4], "big")
-        if len(view) < 4:
-            return Fed(0, 0, [])
-        if len(view) < size:
-            return Fed(0, size, [])
-        rest = view[size:]
-        needed = 4 + int.from_bytes(rest[:4], "big") if len(rest) >= 4 else 0
-        return Fed(size, needed, [view[4:size]])
 
 
 def test_a_session_may_cut_one_frame_a_call(serve):

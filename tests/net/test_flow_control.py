@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from penstock.net.buffers import InFlight
-from tests.net.fakes import FakeSession, file_request, frame, until
+from tests.net.fakes import FakeSession, OneByOne, file_request, frame, until
 
 MB = 1024 * 1024
 
@@ -110,6 +110,30 @@ def test_a_socket_is_not_read_while_as_many_requests_are_parked_as_may_be(serve)
         assert client.read() == b"e later"
 
 
+def test_a_session_that_cuts_one_frame_a_call_is_bounded_by_what_the_peer_takes(serve):
+    server = serve(OneByOne)
+    with server.connect(receive_bytes=65_536) as client:
+        client.send(b"".join(big(400_000) + frame(b"e %d" % n) for n in range(40)) + frame(b"e end")[:5])
+        server.until(lambda: any(not connection._reading for connection in server.listener.connections))
+        assert server.call(lambda: server.network.in_flight.bytes_held) <= MB + 400_000 + 3_000
+        client.send(frame(b"e end")[5:])
+        for n in range(40):
+            assert client.read() == bytes(400_000)
+            assert client.read() == b"e %d" % n
+        assert client.read() == b"e end"
+
+
+def test_a_session_that_cuts_one_frame_a_call_parks_no_more_than_it_may(serve):
+    server = serve(OneByOne, in_flight_requests_max=10)
+    with server.connect() as client:
+        client.send(frame(b"p") * 25 + frame(b"e end"))
+        for count in (10, 10, 5):
+            server.until(lambda count=count: server.sessions and len(server.sessions[0].parked) == count)
+            server.call(server.sessions[0].release)
+            assert [client.read() for _ in range(count)] == [b"parked %d" % n for n in range(count)]
+        assert client.read() == b"e end"
+
+
 def test_ready_answers_behind_a_parked_one_are_bounded_too(serve):
     server = serve(in_flight_requests_max=10)
     with server.connect() as client:
@@ -184,15 +208,16 @@ def test_half_received_frames_that_fill_the_account_all_become_whole(serve, held
 
 
 def test_a_connection_that_closes_while_it_waits_for_memory_is_forgotten(serve, held_back):
-    server = serve(in_flight_bytes_max=100_000, frame_deadline_ms=200)
-    with server.connect() as holder:
+    server = serve(in_flight_bytes_max=100_000, sweep_interval_ms=60_000)
+    with server.connect() as holder, server.connect() as waiter:
         holder.send(frame(b"e" * 300_000)[:200_000])
-        server.until(lambda: server.network.in_flight.pressed)
-        with server.connect() as waiter:
-            waiter.send(frame(b"e" * 300_000)[:50_000])
-            until(lambda: held_back)
-        server.until(lambda: server.listener.connections_accepted == 2 and not server.listener.connections)
+        server.until(lambda: server.network.in_flight.bytes_held == 200_000)
+        waiter.send(frame(b"e" * 300_000)[:50_000])
+        server.until(lambda: server.network.in_flight.readers_waiting == 1)
+        server.call(held_back[0].abort)
         assert server.call(lambda: server.network.in_flight.readers_waiting) == 0
+        holder.send(frame(b"e" * 300_000)[200_000:])
+        assert holder.read() == b"e" * 300_000
 
 
 @pytest.mark.parametrize("count", [1, 40])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import struct
 import threading
 from pathlib import Path
@@ -103,6 +104,46 @@ def test_a_slow_reader_of_a_large_range_gets_it_whole(serve_file):
         assert other.read() == b"e meanwhile"
         assert slow.read() == b"<" + DATA[: 9 * MB] + b"done"
         assert slow.read() == b"e after"
+
+
+class StingySocket:
+    """Takes a byte of the bytes before a range every other time, and nothing in between."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._real = real
+        self._takes = False
+
+    def send(self, data: bytes, flags: int) -> int:
+        self._takes = not self._takes
+        if not self._takes:
+            raise BlockingIOError
+        return self._real.send(data[:1], flags)
+
+    def fileno(self) -> int:
+        return self._real.fileno()
+
+    def close(self) -> None:
+        self._real.close()
+
+
+def test_a_socket_that_takes_little_at_a_time_gets_everything_in_order(serve_file, monkeypatch):
+    descriptor = outbox.Outbox._descriptor
+
+    def stingy(self):
+        if self._socket is None:
+            self._socket = StingySocket(descriptor(self))
+        return self._socket
+
+    monkeypatch.setattr(outbox.Outbox, "_descriptor", stingy)
+    server = serve_file()
+    if server.network.sendfile is not None:
+        server.network.sendfile = lambda to, file, offset, count: os.sendfile(to, file, offset, min(count, 20_000))
+    with server.connect() as client:
+        client.send(frame(b"e before") + file_request(0, 300_000) * 3 + frame(b"e after"))
+        assert client.read() == b"e before"
+        for _ in range(3):
+            assert client.read() == b"<" + DATA[:300_000] + b"done"
+        assert client.read() == b"e after"
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 
 from penstock import Broker
 from penstock.server.embedding import BrokerStartFailed
-from tests.clients.drivers import Confluent, Sent, confluent_producer
+from tests.clients.drivers import Confluent, confluent_producer
 from tests.clients.test_producing import create
 from tests.history import History, Outcome
 

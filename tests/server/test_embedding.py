@@ -81,23 +81,21 @@ def test_settings_are_config_keys() -> None:
 
 
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(BrokerStartFailed, match=r"storage\.flush"):
-        Broker(settings={"storage.flush": "never"}).start()
+    broker = Broker(settings={"storage.flush": "never"})
+    with pytest.raises(BrokerStartFailed, match=r"storage\.flush"), broker:
+        pass
+    assert not broker.data_dir.exists()
+    assert not broker._stderr_path.exists()
     with Broker(tmp_path) as first:
-        second = Broker(tmp_path)
-        with pytest.raises(BrokerStartFailed, match="in use"):
-            second.start()
-        second.close()
+        with pytest.raises(BrokerStartFailed, match="in use"), Broker(tmp_path):
+            pass
         assert first.running
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_it_does_not_outlive_its_owner(number: signal.Signals) -> None:
     code = (
-        "import penstock, signal\n"
-        "broker = penstock.Broker().start()\n"
-        "print(broker.pid, flush=True)\n"
-        "signal.pause()\n"
+        "import penstock, signal\nbroker = penstock.Broker().start()\nprint(broker.pid, flush=True)\nsignal.pause()\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None

@@ -183,9 +183,7 @@ def test_what_came_before_the_bad_frame_is_answered(broker: Broker) -> None:
     ("key", "version"),
     [(999, 0), (-1, 0), (32_767, 32_767), (PRODUCE, 2), (PRODUCE, 14), (FETCH, 3), (FETCH, 99), (METADATA, 99), (4, 0)],
 )
-def test_an_api_or_version_that_was_not_announced_closes_the_connection(
-    broker: Broker, key: int, version: int
-) -> None:
+def test_an_api_or_version_that_was_not_announced_closes_the_connection(broker: Broker, key: int, version: int) -> None:
     with RawPeer(broker) as peer:
         peer.send(request(key, version, b"\x00" * 20))
         assert "not served" in closed_with_one_line(broker, peer)

@@ -99,9 +99,7 @@ def test_each_listener_is_told_on_stdout(tmp_path: Path) -> None:
 def test_two_brokers_do_not_share_a_data_directory(tmp_path: Path, command: tuple[str, ...]) -> None:
     with Broker(tmp_path / "data") as broker:
         Confluent().write(broker.bootstrap, "t", [Sent(b"v")])
-        line = refused(
-            "--data-dir", str(tmp_path / "data"), "--listen", "kafka=127.0.0.1:0", command=command
-        )
+        line = refused("--data-dir", str(tmp_path / "data"), "--listen", "kafka=127.0.0.1:0", command=command)
         assert "in use" in line
         assert str(broker.pid) in line
         assert [seen.value for seen in Confluent().read(broker.bootstrap, "t", 1)] == [b"v"]
@@ -162,16 +160,16 @@ def test_a_data_directory_that_cannot_be_is_told_in_one_line(tmp_path: Path) -> 
         assert str(path) in refused("--data-dir", str(path), "--listen", "kafka=127.0.0.1:0")
 
 
-@pytest.mark.parametrize("name", ["identity", "leader-epoch", "topics"])
-def test_a_damaged_file_of_the_data_directory_is_told_in_one_line(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_of_the_data_directory_is_told_in_one_line(tmp_path: Path) -> None:
     with Broker(tmp_path / "data", settings={"storage.flush": "os"}) as broker:
         Confluent().write(broker.bootstrap, "t", [Sent(b"v")])
-    path = tmp_path / "data" / name
-    content = path.read_bytes()
-    path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
-    line = refused("--data-dir", str(tmp_path / "data"), "--listen", "kafka=127.0.0.1:0")
-    assert name in line
-    assert "damaged" in line
-    path.write_bytes(content)
+    for name in ("identity", "leader-epoch", "topics"):
+        path = tmp_path / "data" / name
+        content = path.read_bytes()
+        path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+        line = refused("--data-dir", str(tmp_path / "data"), "--listen", "kafka=127.0.0.1:0")
+        assert name in line
+        assert "damaged" in line
+        path.write_bytes(content)
     with Broker(tmp_path / "data") as broker:
         assert [seen.value for seen in Confluent().read(broker.bootstrap, "t", 1)] == [b"v"]

@@ -73,12 +73,12 @@ class ReadResult(NamedTuple):
 
 
 class RunAppended(NamedTuple):
-    """What became of a run of bare records: the first `count` are in the log from `base_offset` on, without a gap."""
+    """What became of a run of bare records: the first `written` are in the log from `base_offset` on, without a gap."""
 
     fault: Fault
-    """Of the records past `count`, or of all when none made it."""
+    """Of the records past `written`, or of all when none made it."""
     base_offset: int = -1
-    count: int = 0
+    written: int = 0
     text: str = ""
 
 

@@ -73,14 +73,20 @@ async def find_timestamp(
             timestamp = max((segment.largest_timestamp() for segment in log.segments), default=-1)
             if timestamp < 0:
                 return OffsetFound(Fault.NONE, -1, -1, -1)
-        found = await _when_warm(lambda: log.find_timestamp(timestamp), readers, disk)
-        if found is None:
-            return OffsetFound(Fault.NONE, -1, -1, -1)
-        data = await loop.run_in_executor(readers, _read, *found)
-        record = await loop.run_in_executor(readers, _first_at_or_after, data, timestamp, log.log_start_offset)
-    except (DiskFailed, BatchError):
+        offset = log.log_start_offset
+        while True:
+            found = await _when_warm(lambda: log.find_timestamp(timestamp, offset), readers, disk)  # noqa: B023
+            if found is None or found[1].base_offset >= upper:
+                return OffsetFound(Fault.NONE, -1, -1, -1)
+            data = await loop.run_in_executor(readers, _read, *found)
+            record = await loop.run_in_executor(readers, _first_at_or_after, data, timestamp, offset)
+            if record is not None:
+                break
+            # the batch that the log starts in has its late records below the log start
+            offset = found[1].last_offset + 1
+    except (OSError, BatchError):
         return OffsetFound(Fault.STORAGE_ERROR)
-    if record is None or record[0] >= upper:
+    if record[0] >= upper:
         return OffsetFound(Fault.NONE, -1, -1, -1)
     return OffsetFound(Fault.NONE, record[0], record[1], found[1].leader_epoch)
 
@@ -101,9 +107,9 @@ def _read(segment: Segment, place: Place) -> bytes:
     return segment.read_batch(place)
 
 
-def _first_at_or_after(data: bytes, timestamp: int, log_start_offset: int) -> tuple[int, int] | None:
+def _first_at_or_after(data: bytes, timestamp: int, offset: int) -> tuple[int, int] | None:
     for record in read_records(Batch(memoryview(data))):
-        if record.timestamp >= timestamp and record.offset >= log_start_offset:
+        if record.timestamp >= timestamp and record.offset >= offset:
             return record.offset, record.timestamp
     return None
 

@@ -18,7 +18,8 @@ from penstock.model.pending import Pending
 from penstock.storage.files import Cold, Disk, DiskFailed
 
 COLD_TRIES_MAX = 64
-"""Headers that one read may have to fetch from the disk before it gives up: an index interval needs a few at most."""
+"""Headers that a read of one partition may have to fetch from the disk before it gives up: an index interval needs a few
+at most."""
 WARM_BYTES = 128 * 1024
 """What a reader thread fetches at once: the kernel's usual readahead."""
 
@@ -45,7 +46,7 @@ class Reads:
             return ReadWait(self, reads, max_bytes, min_bytes, max_wait_ms, isolation).start_cold(cold)
         if final or size >= min_bytes or max_wait_ms <= 0:
             return results
-        return ReadWait(self, reads, max_bytes, min_bytes, max_wait_ms, isolation).start()
+        return ReadWait(self, reads, max_bytes, min_bytes, max_wait_ms, isolation).start(results)
 
     def look(self, reads: Sequence[Read], max_bytes: int, isolation: int) -> tuple[list[ReadResult], int, bool]:
         """Results, bytes, and whether to answer at once (an error, or a partition that gave all it may)."""
@@ -84,7 +85,7 @@ class Reads:
             return ReadResult(Fault.NONE, high_watermark, stable, start)
         try:
             records = log.read(offset, min(read.max_bytes, budget), upper, one_batch=one_batch)
-        except DiskFailed:
+        except OSError:
             return ReadResult(Fault.STORAGE_ERROR, high_watermark, stable, start)
         if records is None or isolation != Isolation.READ_COMMITTED or not len(partition.aborted):
             return ReadResult(Fault.NONE, high_watermark, stable, start, records)
@@ -123,6 +124,7 @@ class ReadWait:
         "_pending",
         "_reads",
         "_service",
+        "_sizes",
         "_timer",
     )
 
@@ -137,11 +139,13 @@ class ReadWait:
         self._isolation = isolation
         self._pending: Pending[list[ReadResult]] = Pending(self._abandoned)
         self._parked: list[Partition] = []
+        self._sizes: list[int] = []
+        """Bytes that each read found last, while parked."""
         self._timer: asyncio.TimerHandle | None = None
         self._cold_tries = 0
 
-    def start(self) -> Pending[list[ReadResult]]:
-        self._park()
+    def start(self, results: Sequence[ReadResult]) -> Pending[list[ReadResult]]:
+        self._park(results)
         return self._pending
 
     def start_cold(self, cold: Cold) -> Pending[list[ReadResult]]:
@@ -150,19 +154,27 @@ class ReadWait:
 
     def data_came(self, partition: Partition) -> None:
         """The partition's high watermark moved, or the partition went away."""
-        if self._min_bytes > 1 and len(self._reads) == 1 and partition.online:
-            read = self._reads[0]
+        if self._min_bytes > 1 and self._still_too_little(partition):
+            return
+        self._look_again()
+
+    def _still_too_little(self, partition: Partition) -> bool:
+        """Whether what came does not make the answer: looks at nothing but this partition."""
+        for at, read in enumerate(self._reads):
+            if (read.topic, read.partition) != partition.id:
+                continue
             try:
                 result = self._service.look_at(read, self._max_bytes, self._isolation, one_batch=True)
             except Cold:
-                result = None
-            if result is not None and result.fault is Fault.NONE:
-                size = result.records.length if result.records is not None else 0
-                if size < self._min_bytes and size < read.max_bytes:
-                    return
-        self._look_again()
+                return False
+            size = 0 if result.records is None else result.records.length
+            if result.fault is not Fault.NONE or size >= read.max_bytes:
+                return False
+            self._sizes[at] = size
+        return sum(self._sizes) < self._min_bytes
 
-    def _park(self) -> None:
+    def _park(self, results: Sequence[ReadResult]) -> None:
+        self._sizes = [0 if result.records is None else result.records.length for result in results]
         for read in self._reads:
             partition = self._service.partition(read)
             if partition is not None:
@@ -188,7 +200,7 @@ class ReadWait:
         except Cold as cold:
             self._unpark()
             self._cold_tries += 1
-            if self._cold_tries > COLD_TRIES_MAX:
+            if self._cold_tries > COLD_TRIES_MAX * len(self._reads):
                 self._end([ReadResult(Fault.STORAGE_ERROR)] * len(self._reads))
             else:
                 self._service.warm(cold, self._look_again)
@@ -196,7 +208,9 @@ class ReadWait:
         if final or size >= self._min_bytes or self._max_wait_ms <= 0:
             self._end(results)
         elif not self._parked:
-            self._park()
+            self._park(results)
+        else:
+            self._sizes = [0 if result.records is None else result.records.length for result in results]
 
     def _end(self, results: list[ReadResult]) -> None:
         self._release()

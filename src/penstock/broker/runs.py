@@ -58,14 +58,14 @@ def _appended(
         appended = partition.append_made(made, now_ms)
     except BrokerError as error:
         return RunAppended(error.fault, text=error.text)
-    if not appended.count or not partition.durable or not (acks == Acks.ALL or partition.waits_always):
+    if not appended.written or not partition.durable or not (acks == Acks.ALL or partition.waits_always):
         return appended
     waiting: Pending[RunAppended] = Pending()
 
     def flushed(fault: Fault) -> None:
         waiting.complete(appended if fault is Fault.NONE else RunAppended(fault, text=fault.value))
 
-    safe_offset = appended.base_offset + appended.count
+    safe_offset = appended.base_offset + appended.written
     return waiting if partition.when_flushed(safe_offset, flushed) else appended
 
 

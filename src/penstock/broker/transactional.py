@@ -8,8 +8,9 @@ sends meanwhile waits behind it, so that sequences stay in order.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.broker.engine import Append, Appended
 from penstock.broker.partition import Partition
@@ -31,6 +32,13 @@ class AppendMany(Protocol):
     def __call__(self, appends: Sequence[Append], acks: int) -> Results | Pending[Results]: ...
 
 
+class _Waiting(NamedTuple):
+    appends: Sequence[Append]
+    acks: int
+    adds_partitions: bool
+    answer: Pending[Results]
+
+
 class TransactionalAppends:
     def __init__(
         self, transactions: Transactions, find: Callable[[str, int], Partition | None], append_many: AppendMany
@@ -38,33 +46,35 @@ class TransactionalAppends:
         self._transactions = transactions
         self._find = find
         self._append_many = append_many
-        self._gates: dict[str, Pending[None]] = {}
-        """By transactional id: who waits for the coordinator, and so makes the others wait."""
+        self._queues: dict[str, deque[_Waiting]] = {}
+        """By transactional id, while one of its appends waits for the coordinator: those behind it."""
 
     def append(
         self, transactional_id: str, appends: Sequence[Append], acks: int, *, adds_partitions: bool
     ) -> Results | Pending[Results]:
-        gate = self._gates.get(transactional_id)
-        if gate is None:
-            strangers = self._strangers(appends)
-            if not strangers:
-                return self._append_many(appends, acks)
-            return self._ask(transactional_id, _copied(appends), acks, strangers, adds_partitions)
-        # behind the one that waits
-        copied = _copied(appends)
-        answer: Pending[Results] = Pending()
-        opened: Pending[None] = Pending()
-        self._gates[transactional_id] = opened
+        queue = self._queues.get(transactional_id)
+        if queue is None and not self._strangers(appends):
+            return self._append_many(appends, acks)
+        waiting = _Waiting(_copied(appends), acks, adds_partitions, Pending())
+        if queue is None:
+            self._queues[transactional_id] = deque((waiting,))
+            self._go_on(transactional_id)
+        else:
+            queue.append(waiting)
+        return waiting.answer
 
-        def go(_: None) -> None:
-            if self._gates.get(transactional_id) is opened:
-                del self._gates[transactional_id]
-            result = self.append(transactional_id, copied, acks, adds_partitions=adds_partitions)
-            opened.complete(None)
-            _pass_on(result, answer)
-
-        gate.then(go)
-        return answer
+    def _go_on(self, transactional_id: str) -> None:
+        """Append what is first in the queue until one has to wait for the coordinator again, or none is left."""
+        queue = self._queues[transactional_id]
+        while queue:
+            first = queue[0]
+            strangers = self._strangers(first.appends)
+            if strangers:
+                self._ask(transactional_id, first, strangers)
+                return
+            queue.popleft()
+            _pass_on(self._append_many(first.appends, first.acks), first.answer)
+        del self._queues[transactional_id]
 
     def _strangers(self, appends: Sequence[Append]) -> dict[Identity, set[TopicPartition]]:
         """Partitions on which a transaction would begin, by who begins it."""
@@ -82,44 +92,40 @@ class TransactionalAppends:
                 strangers.setdefault(identity, set()).add(TopicPartition(TopicName(topic), index))
         return strangers
 
-    def _ask(
+    def _ask(self, transactional_id: str, waiting: _Waiting, strangers: dict[Identity, set[TopicPartition]]) -> None:
+        if len(strangers) > 1:
+            self._told(transactional_id, waiting, strangers, Fault.INVALID_REQUEST)
+            return
+        ((identity, partitions),) = strangers.items()
+        kind = AddPartitions if waiting.adds_partitions else VerifyPartitions
+        asked = self._transactions.ask(transactional_id, kind(transactional_id, identity, frozenset(partitions)))
+        if isinstance(asked, Pending):
+            asked.then(lambda result: self._told(transactional_id, waiting, strangers, result))
+        else:
+            self._told(transactional_id, waiting, strangers, asked)
+
+    def _told(
         self,
         transactional_id: str,
-        appends: Sequence[Append],
-        acks: int,
+        waiting: _Waiting,
         strangers: dict[Identity, set[TopicPartition]],
-        adds_partitions: bool,
-    ) -> Results | Pending[Results]:
-        if len(strangers) > 1:
-            return [Appended(Fault.INVALID_REQUEST, text="one request, several producers")] * len(appends)
-        ((identity, partitions),) = strangers.items()
-        kind = AddPartitions if adds_partitions else VerifyPartitions
-        asked = self._transactions.ask(transactional_id, kind(transactional_id, identity, frozenset(partitions)))
-        answer: Pending[Results] = Pending()
-        gate: Pending[None] = Pending()
-        self._gates[transactional_id] = gate
-
-        def told(result: PartitionsResult | Fault) -> None:
-            fault = result if isinstance(result, Fault) else result.fault
-            unknown: frozenset[TopicPartition] = frozenset() if isinstance(result, Fault) else result.strangers
-            if fault is Fault.NONE:
+        result: PartitionsResult | Fault,
+    ) -> None:
+        """The coordinator's word on the first in the queue: let it in, or refuse it."""
+        fault = result if isinstance(result, Fault) else result.fault
+        self._queues[transactional_id].popleft()
+        if fault is Fault.NONE:
+            unknown = frozenset() if isinstance(result, Fault) else result.strangers
+            for identity, partitions in strangers.items():
                 for place in partitions - unknown:
                     partition = self._find(*place)
                     if partition is not None:
                         partition.producers.verified(*identity)
-            if self._gates.get(transactional_id) is gate:
-                del self._gates[transactional_id]
-            if fault is Fault.NONE:
-                _pass_on(self._append_many(appends, acks), answer)
-            else:
-                answer.complete([Appended(_told_to_producers(fault, adds_partitions))] * len(appends))
-            gate.complete(None)
-
-        if isinstance(asked, Pending):
-            asked.then(told)
+            _pass_on(self._append_many(waiting.appends, waiting.acks), waiting.answer)
         else:
-            told(asked)
-        return answer
+            refused = Appended(_told_to_producers(fault, waiting.adds_partitions))
+            waiting.answer.complete([refused] * len(waiting.appends))
+        self._go_on(transactional_id)
 
 
 def _told_to_producers(fault: Fault, knows_transactions: bool) -> Fault:

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from penstock.coordination.assignors import CONSUMER_ASSIGNORS, Subscriber
-from penstock.coordination.classic_group import FOREVER_MS
+from penstock.coordination.classic_rebalance import FOREVER_MS
 from penstock.coordination.consumer_group_records import (
     Assignment,
     ConsumerGroupRecord,

@@ -205,7 +205,6 @@ def _read_strings(reader: FieldReader) -> tuple[str, ...]:
 
 
 def _write_topics(writer: FieldWriter, topics: Mapping[str, SubscribedTopic]) -> None:
-    writer.i32(0)
     writer.count(len(topics))
     for name, topic in sorted(topics.items()):
         writer.uuid(topic.topic_id)
@@ -216,7 +215,6 @@ def _write_topics(writer: FieldWriter, topics: Mapping[str, SubscribedTopic]) ->
 
 
 def _read_topics(reader: FieldReader) -> dict[str, SubscribedTopic]:
-    reader.i32()
     topics = {}
     for _ in range(reader.count()):
         topic_id = reader.uuid()

@@ -25,7 +25,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.coordination import classic_description, consumer_description
-from penstock.coordination.classic_group import FOREVER_MS, ClassicGroup
+from penstock.coordination.classic_group import ClassicGroup
+from penstock.coordination.classic_rebalance import FOREVER_MS
 from penstock.coordination.consumer_group import ConsumerGroup, Topics
 from penstock.coordination.consumer_group_records import GroupEpochRecord, SubscribedTopic
 from penstock.coordination.group_commands import (
@@ -106,11 +107,13 @@ class GroupCoordinator:
     def replay(self, record: GroupRecord, producer_id: int | None = None) -> None:
         """Take in one record of the log; with the producer's id when it belongs to a transaction."""
         name = record.group
-        group = self._groups.get(name)
         if isinstance(record, OffsetRecord):
             self._offsets.replay(record, producer_id)
-            self._settle(name)
-        elif isinstance(record, ClassicGroupRecord):
+            if record.value is None or name not in self._groups:
+                self._settle(name)
+            return
+        group = self._groups.get(name)
+        if isinstance(record, ClassicGroupRecord):
             if not isinstance(group, ClassicGroup):
                 if record.value is None:
                     return

@@ -26,6 +26,9 @@ NO_LEADER_EPOCH = -1
 _NULL_METADATA_TAG = 7_000
 """Ours, far above the numbers that Kafka gives out."""
 
+_NAMES: dict[bytes, tuple[str, str]] = {}
+_NAMES_MAX = 10_000
+
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _OFFSET_HEAD = struct.Struct(">hqih")
@@ -133,16 +136,23 @@ def _encode_offset(record: OffsetRecord) -> tuple[bytes, bytes | None]:
 
 
 def _decode_offset(key: bytes, value: bytes | memoryview | None) -> OffsetRecord:
-    # By far the most frequent record: a million of them are loaded at start, so no reader object.
-    try:
-        group_end = 4 + _I16.unpack_from(key, 2)[0]
-        topic_end = group_end + 2 + _I16.unpack_from(key, group_end)[0]
-        partition = _I32.unpack_from(key, topic_end)[0]
-        group = key[4:group_end].decode()
-        topic = key[group_end + 2 : topic_end].decode()
-    except (struct.error, UnicodeDecodeError):
-        raise FieldError("the key of an offset record is damaged") from None
-    return OffsetRecord(group, topic, partition, None if value is None else _decode_offset_value(bytes(value)))
+    # By far the most frequent record: a million of them are loaded at start. They share few names, which are kept once.
+    names = _NAMES.get(key[:-4])
+    if names is None:
+        names = _decode_names(key)
+    partition = _I32.unpack_from(key, len(key) - 4)[0]
+    return OffsetRecord(*names, partition, None if value is None else _decode_offset_value(bytes(value)))
+
+
+def _decode_names(key: bytes) -> tuple[str, str]:
+    reader = FieldReader(key, 2)
+    names = reader.string(), reader.string()
+    reader.i32()
+    reader.end()
+    if len(_NAMES) >= _NAMES_MAX:
+        _NAMES.clear()
+    _NAMES[key[:-4]] = names
+    return names
 
 
 def _decode_offset_value(value: bytes) -> CommittedOffset:

@@ -101,6 +101,10 @@ class FieldReader:
     def uuid(self) -> uuid.UUID:
         return uuid.UUID(bytes=self.take(16))
 
+    def end(self) -> None:
+        if self._at != len(self._buffer):
+            raise FieldError(f"{len(self._buffer) - self._at} bytes follow the last field")
+
     def tags(self) -> dict[int, bytes]:
         """The tagged fields at the end of a flexible structure; nothing in one that is not flexible."""
         if not self.flexible:

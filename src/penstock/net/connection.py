@@ -211,11 +211,12 @@ class Connection(asyncio.BufferedProtocol):
             if not rest:
                 half.performed()
                 break
-            if 0 < needed <= rest and self._backlog is None:
+            if 0 < needed <= rest:
                 if not consumed:
                     self._crash("the session took nothing of a whole frame")
                     return
-                continue
+                if self._backlog is None and not self._is_full():
+                    continue
             frame_bytes = max(needed, rest)
             if frame_bytes > self._network.settings.frame_bytes_max:
                 self._end(f"a frame of {frame_bytes} bytes is more than {self._network.settings.frame_bytes_max}")
@@ -363,8 +364,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._network.pool.give(backlog.borrowed)
                 if backlog.fatal is not None and not self._ending:
                     self._end(backlog.fatal)
-                elif half.buffer is not None and 0 < half.needed <= half.filled and not self._ending:
-                    self._take(half.buffer[: half.filled])
+        if half.is_whole() and half.buffer is not None and self._backlog is None and not self._ending:
+            if not self._is_full():
+                self._take(half.buffer[: half.filled])
         if self._closed:
             return
         self._recharge()
@@ -393,6 +395,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             read = (
                 self._backlog is None
+                and not self._half.is_whole()
                 and not self._waits_for_memory
                 and (self._parked is None or len(self._parked) < settings.in_flight_requests_max)
                 and self._bytes_unsent() <= (high if self._reading else high // 2)

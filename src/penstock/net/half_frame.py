@@ -40,7 +40,7 @@ class HalfFrame:
     def keep(self, view: memoryview, start: int, needed: int, now_ms: int) -> None:
         """The frame begins at `start` of `view`: hold it in a buffer of its size if that is known, else of a growing one."""
         rest = len(view) - start
-        size = needed or max(FIRST_BYTES, 2 * rest)
+        size = max(needed, rest) if needed else max(FIRST_BYTES, 2 * rest)
         buffer = self.buffer
         if start or buffer is None or not self.since_ms:
             self.since_ms = now_ms
@@ -53,6 +53,10 @@ class HalfFrame:
         self.needed = needed
         self._limit = size
         self._expected = needed if STRAIGHT_BYTES_MIN <= needed <= STRAIGHT_BYTES_MAX else 0
+
+    def is_whole(self) -> bool:
+        """Received to its end, but not fed again yet."""
+        return 0 < self.needed <= self.filled
 
     def performed(self) -> None:
         """All that was received is done with: the buffer goes back."""

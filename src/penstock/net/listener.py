@@ -39,23 +39,30 @@ class Listener:
         self._emptied = asyncio.Event()
 
     async def start(self) -> None:
-        loop = self.network.loop
-        host: str | None = self.host or None
         try:
-            if self.port == 0:
-                # Each address of a name would get a port of its own: the first one is the address.
-                found = await loop.getaddrinfo(
-                    host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | getattr(socket, "AI_ADDRCONFIG", 0)
-                )
-                host = str(found[0][4][0])
-            self._server = await loop.create_server(
-                lambda: Connection(self), host, self.port, backlog=self.network.settings.accept_backlog
-            )
+            self._server = await self._bind()
         except OSError as error:
             raise StartError(
                 f"cannot listen on {endpoint(self.host, self.port)} for {self.name}: {error.strerror or error}"
             ) from error
         self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _bind(self) -> asyncio.Server:
+        loop, backlog = self.network.loop, self.network.settings.accept_backlog
+        if self.port:
+            return await loop.create_server(self._connection, self.host or None, self.port, backlog=backlog)
+        # Each address of a name would get a free port of its own: the first that can be bound is the address.
+        found = await loop.getaddrinfo(self.host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        failure: OSError | None = None
+        for *_, address in found:
+            try:
+                return await loop.create_server(self._connection, str(address[0]), 0, backlog=backlog)
+            except OSError as error:
+                failure = failure or error
+        raise failure or OSError(f"{self.host} has no address")
+
+    def _connection(self) -> Connection:
+        return Connection(self)
 
     async def stop(self) -> None:
         """Stop accepting, let started answers leave for the grace, then close every connection."""

@@ -60,7 +60,11 @@ class Broker:
                 stderr=stderr,
                 env={**os.environ, **_environment(self._settings)},
             )
-        self._wait_until_ready(self._process)
+        try:
+            self._wait_until_ready(self._process)
+        except BrokerStartFailed:
+            self._forget(self._process)
+            raise
         # A restarted broker keeps its ports, so that clients find it again.
         self._listen = tuple(f"{dialect}={address}" for dialect, address in self.addresses.items())
         return self
@@ -89,8 +93,16 @@ class Broker:
                         self.addresses[dialect] = address
 
     def _failed(self, what: str) -> BrokerStartFailed:
-        self._process = None
         return BrokerStartFailed(f"the broker did not start: {what}; it wrote:\n{self.log}")
+
+    def _forget(self, process: subprocess.Popen[bytes]) -> None:
+        """The process has ended, or is about to: its pipes go."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+        self._process = None
 
     def stop(self) -> int:
         """Stop cleanly; the exit code."""
@@ -98,28 +110,20 @@ class Broker:
         if process is None:
             return 0
         assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.close()
         try:
             process.wait(STOP_S_MAX)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
-        process.stdout.close()
-        self._process = None
+        self._forget(process)
         return process.returncode
 
     def kill(self) -> None:
         """kill -9: what a crash looks like."""
         process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
+        assert process is not None, "the broker does not run"
         process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-        self._process = None
+        self._forget(process)
 
     def restart(self) -> Self:
         """Start again on the same ports and data, after `stop` or `kill`; stops first if it still runs."""
@@ -134,7 +138,11 @@ class Broker:
         self._stderr_path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BrokerStartFailed:
+            self.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -167,6 +175,6 @@ def _environment(settings: Mapping[str, object]) -> dict[str, str]:
     names = {}
     for key, value in settings.items():
         section, _, field = key.partition(".")
-        name = f"PENSTOCK_{section.upper()}__{field.upper()}" if field else f"PENSTOCK_{section.upper()}"
-        names[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        name = f"PENSTOCK_{section}__{field.replace('.', '_')}" if field else f"PENSTOCK_{section}"
+        names[name.upper()] = str(value).lower() if isinstance(value, bool) else str(value)
     return names

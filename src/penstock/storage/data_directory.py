@@ -209,6 +209,8 @@ class DataDirectory:
         self.disk.make_directory(directory)
         segment = Segment(self.disk, self.files, directory, 0)
         self.disk.open(segment.path, create=True)
+        # a flush of the deleted log before it may have opened that path again
+        self.files.forget([segment.path])
         encoded = base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
         self.disk.replace_whole(directory / "partition.metadata", f"version: 0\ntopic_id: {encoded}".encode())
         log = PartitionLog(self.disk, self.files, directory, config, [segment], 0, 0, -1)

@@ -241,10 +241,11 @@ class FileCache:
         self._files: OrderedDict[Path, LogFile] = OrderedDict()
 
     def open(self, path: Path) -> LogFile:
-        file = self._files.get(path)
-        if file is not None:
+        try:
             self._files.move_to_end(path)
-            return file
+            return self._files[path]
+        except KeyError:
+            pass
         file = self._disk.open(path)
         self._keep(path, file)
         return file

@@ -419,6 +419,9 @@ class _Recovery:
         if not scanned and log.log_start_offset < log.log_end_offset:
             last = log.locate(log.log_end_offset - 1, wait=True)
             scanned = [] if last is None else [EpochStart(last[1].leader_epoch, last[1].base_offset)]
+        if scanned and known and known[-1].epoch > scanned[-1].epoch:
+            self._report.notes.append(f"leader epoch checkpoint: epoch {known[-1].epoch} is not in the log")
+            known = []
         if scanned and (not known or known[-1].epoch < scanned[0].epoch):
             first = known[-1].start_offset if known else log.segments[0].base_offset
             for _, _, batch in log.headers(first):

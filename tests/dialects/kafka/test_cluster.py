@@ -91,8 +91,7 @@ def test_pages_are_no_larger_than_asked_and_together_all(client: Client, limit: 
 
 def test_a_page_is_never_larger_than_the_brokers_limit() -> None:
     sizes = [
-        sum(len(partitions) for _, partitions in topics)
-        for topics, _ in pages(Client({"alpha": 4_500}), [], 100_000)
+        sum(len(partitions) for _, partitions in topics) for topics, _ in pages(Client({"alpha": 4_500}), [], 100_000)
     ]
     assert sizes == [2_000, 2_000, 500]
 
@@ -181,8 +180,7 @@ def test_no_election_is_needed_on_one_node(client: Client, version: int) -> None
     assert all(row.error_message for row in topic.partition_result)
     answer = client.ask(ApiKey.ELECT_LEADERS, version, {**asked, "topic_partitions": None})
     assert [
-        (topic.topic, [row.partition_id for row in topic.partition_result])
-        for topic in answer.replica_election_results
+        (topic.topic, [row.partition_id for row in topic.partition_result]) for topic in answer.replica_election_results
     ] == [("alpha", [1])]
     if version >= 1:
         assert client.ask(ApiKey.ELECT_LEADERS, version, {**asked, "election_type": 5}).error_code == INVALID_REQUEST
@@ -255,6 +253,4 @@ def test_altering_configs_takes_back_what_is_not_named(client: Client, version: 
         (4, str(NODE), INVALID_REQUEST),
     ]
     assert [row.error_message is None for row in answer.responses] == [True, False, False, False]
-    assert client.engine.altered == {
-        "alpha": {"retention.ms": "9", "cleanup.policy": "compact", "segment.bytes": None}
-    }
+    assert client.engine.altered == {"alpha": {"retention.ms": "9", "cleanup.policy": "compact", "segment.bytes": None}}

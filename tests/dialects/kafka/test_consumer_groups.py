@@ -176,9 +176,9 @@ def test_consumer_groups_are_described_with_the_names_of_their_topics(client: Cl
     assert (member.member_id, member.instance_id, member.rack_id, member.member_epoch) == ("m", "i", "r", 6)
     assert (member.client_id, member.client_host) == ("client", "/host")
     assert (member.subscribed_topic_names, member.subscribed_topic_regex) == (("alpha",), "a.*")
-    assert [
-        (row.topic_id, row.topic_name, row.partitions) for row in member.assignment.topic_partitions
-    ] == [(IDS["alpha"], "alpha", (1, 2))]
+    assert [(row.topic_id, row.topic_name, row.partitions) for row in member.assignment.topic_partitions] == [
+        (IDS["alpha"], "alpha", (1, 2))
+    ]
     assert [(row.topic_id, row.topic_name) for row in member.target_assignment.topic_partitions] == [(known, "gamma")]
     if version >= 1:
         assert member.member_type == 1

@@ -69,9 +69,7 @@ def test_the_coordinator_says_who_a_transactional_producer_is(client: Client, ve
         (Fault.COORDINATOR_LOADING, LOADING, LOADING),
     ],
 )
-def test_a_refused_producer_has_no_id(
-    client: Client, version: int, result: object, code: int, old_code: int
-) -> None:
+def test_a_refused_producer_has_no_id(client: Client, version: int, result: object, code: int, old_code: int) -> None:
     client.transactions.answers[InitProducerId] = result
     answer = client.ask(ApiKey.INIT_PRODUCER_ID, version, INIT)
     assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (
@@ -119,9 +117,7 @@ def test_partitions_join_a_transaction(client: Client, version: int) -> None:
 
 @pytest.mark.parametrize("version", versions(ApiKey.ADD_PARTITIONS_TO_TXN))
 def test_one_partition_that_does_not_exist_keeps_all_out(client: Client, version: int) -> None:
-    answer = client.ask(
-        ApiKey.ADD_PARTITIONS_TO_TXN, version, add_tree({"alpha": [0, 9], TRANSACTIONS_TOPIC: [0]})
-    )
+    answer = client.ask(ApiKey.ADD_PARTITIONS_TO_TXN, version, add_tree({"alpha": [0, 9], TRANSACTIONS_TOPIC: [0]}))
     assert added(answer, version) == [
         ("alpha", 0, NOT_ATTEMPTED),
         ("alpha", 9, UNKNOWN_TOPIC),

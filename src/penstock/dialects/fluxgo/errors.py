@@ -1,0 +1,64 @@
+"""What FluxGo says of each fault: the code and the text. Every fault has an answer for produce and for consume; for
+offsets there is one code each, whatever happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.dialects.fluxgo.frames import Code
+from penstock.model.errors import Fault
+
+_NO_LOG = frozenset(
+    {
+        Fault.UNKNOWN_TOPIC_OR_PARTITION,
+        Fault.UNKNOWN_TOPIC_ID,
+        Fault.INCONSISTENT_TOPIC_ID,
+        Fault.TOPIC_EXISTS,
+        Fault.INVALID_TOPIC,
+        Fault.INVALID_PARTITIONS,
+        Fault.INVALID_REPLICATION_FACTOR,
+        Fault.INVALID_REPLICA_ASSIGNMENT,
+        Fault.INVALID_CONFIG,
+        Fault.NOT_LEADER,
+        Fault.LEADER_NOT_AVAILABLE,
+        Fault.TOPIC_AUTHORIZATION_FAILED,
+        Fault.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+"""There is no log to append to, rather than an append that failed."""
+
+_FAULTS = tuple(fault for fault in Fault if fault is not Fault.NONE)
+
+PRODUCE_CODES: Mapping[Fault, Code] = {
+    fault: Code.PRODUCE_LOG_ACCESS if fault in _NO_LOG else Code.PRODUCE_APPEND_FAILED for fault in _FAULTS
+}
+CONSUME_CODES: Mapping[Fault, Code] = {
+    fault: Code.CONSUME_TOPIC_NOT_FOUND
+    if fault in _NO_LOG
+    else Code.CONSUME_OFFSET_INVALID
+    if fault is Fault.OFFSET_OUT_OF_RANGE
+    else Code.CONSUME_READ_FAILED
+    for fault in _FAULTS
+}
+
+_PRODUCE_TEXTS = {
+    Code.PRODUCE_LOG_ACCESS: "Failed to access log: ",
+    Code.PRODUCE_APPEND_FAILED: "Failed to append message: ",
+}
+TOPIC_NOT_FOUND = b"Topic or partition not found"
+COMMIT_FAILED = b"Failed to commit offset"
+FETCH_FAILED = b"Failed to fetch offset"
+
+
+def produce_error(fault: Fault, text: str) -> tuple[Code, bytes]:
+    code = PRODUCE_CODES[fault]
+    return code, (_PRODUCE_TEXTS[code] + (text or fault.value)).encode()
+
+
+def consume_error(fault: Fault, text: str = "") -> tuple[Code, bytes]:
+    code = CONSUME_CODES[fault]
+    if code is Code.CONSUME_TOPIC_NOT_FOUND:
+        return code, TOPIC_NOT_FOUND
+    if code is Code.CONSUME_OFFSET_INVALID:
+        return code, b""
+    return code, f"Failed to read message: {text or fault.value}".encode()

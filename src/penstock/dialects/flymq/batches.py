@@ -1,0 +1,127 @@
+"""Messages and batches of the API-key frames: the document's encodings, read with bounds and written plain.
+
+    Message  bytes key, bytes value, i32 header count, (string name, string value)..., i64 timestamp ms
+    Batch    i64 first offset, i32 last offset delta, u8 compression, bytes of u32-length-prefixed Messages
+
+A timestamp of 0 or less says nothing: the broker's time is taken, as for all records of dialects without timestamps.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.dialects.flymq.wire import I32, I64, STRING_BYTES_MAX, U16, U32, Reader, raw_string, too_short
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.limits import HEADERS_PER_RECORD_MAX
+from penstock.records.batch import BatchError
+from penstock.records.builder import Bytes
+from penstock.records.compression import Codec, decompress
+from penstock.records.record import HEADER_NAME_ERRORS, Headers, Record
+
+PLAIN = 0
+CODECS = {PLAIN: Codec.NONE, 1: Codec.LZ4, 2: Codec.SNAPPY, 3: Codec.ZSTD, 4: Codec.GZIP}
+"""The document's numbers (its order is that of its table), and Kafka's."""
+
+_HEAD = struct.Struct(">qiBI")
+MESSAGE_BYTES_MIN = 20
+"""Two empty fields, no headers, a timestamp."""
+MESSAGE_OVERHEAD_BYTES = 4 + MESSAGE_BYTES_MIN
+
+
+class Message(NamedTuple):
+    key: Bytes | None
+    value: Bytes
+    headers: Headers = ()
+    timestamp: int = 0
+
+
+def read_batch(reader: Reader, limit_bytes: int) -> list[Message]:
+    """The messages of a produced batch; its offsets are the client's guess, and the broker gives its own."""
+    reader.i64()
+    reader.i32()
+    kind = reader.u8()
+    codec = CODECS.get(kind)
+    packed = reader.raw()
+    if codec is None:
+        raise BrokerError(Fault.UNSUPPORTED_COMPRESSION_TYPE, f"compression {kind} is not known; 0 to 4 are")
+    try:
+        data = decompress(codec, packed, limit_bytes) if codec else packed
+    except BatchError as error:
+        raise BrokerError(Fault.CORRUPT_MESSAGE, str(error)) from None
+    messages = []
+    inside = Reader(data)
+    while inside.left:
+        messages.append(read_message(inside.raw()))
+    if not messages:
+        raise BrokerError(Fault.INVALID_RECORD, "a batch has at least one message")
+    return messages
+
+
+def read_message(data: bytes) -> Message:
+    reader = Reader(data)
+    key = reader.raw()
+    value = reader.raw()
+    count = reader.i32()
+    headers: Headers = ()
+    if count:
+        if not 0 < count <= HEADERS_PER_RECORD_MAX:
+            raise BrokerError(Fault.INVALID_RECORD, f"{count} headers, 0 to {HEADERS_PER_RECORD_MAX} are allowed")
+        if count * 4 > reader.left:
+            raise too_short()
+        headers = tuple((reader.string(), reader.raw_string()) for _ in range(count))
+    return Message(key or None, value, headers, reader.i64())
+
+
+def message_of(record: Record) -> bytes:
+    """A record as a length-prefixed Message. Raises BrokerError when FlyMQ's lengths cannot hold it."""
+    key, value, headers = record.key or b"", record.value or b"", record.headers
+    parts = [U32.pack(len(key)), key, U32.pack(len(value)), value, I32.pack(len(headers))]
+    for name, content in headers:
+        encoded = name.encode("utf-8", HEADER_NAME_ERRORS)
+        content = content or b""
+        if len(encoded) > STRING_BYTES_MAX or len(content) > STRING_BYTES_MAX:
+            raise BrokerError(
+                Fault.MESSAGE_TOO_LARGE,
+                f"the record at offset {record.offset} has a header of more than {STRING_BYTES_MAX} bytes",
+            )
+        parts += (raw_string(encoded), U16.pack(len(content)), content)
+    parts.append(I64.pack(record.timestamp))
+    return b"".join((U32.pack(sum(map(len, parts))), *parts))
+
+
+def batches_of(records: Sequence[Record], bytes_max: int, hard_bytes_max: int) -> tuple[list[bytes], int]:
+    """The records as plain batches, a new one where offsets have a gap: at least one record, and no more than fit
+    `bytes_max`. Also how many records went in. One record that exceeds `hard_bytes_max` is a BrokerError."""
+    batches: list[bytes] = []
+    messages: list[bytes] = []
+    first = size = taken = 0
+    for record in records:
+        message = message_of(record)
+        cost = len(message)
+        if not messages or record.offset != first + len(messages):
+            cost += _HEAD.size
+        if taken and size + cost > bytes_max:
+            break
+        if not taken and cost > hard_bytes_max:
+            raise BrokerError(
+                Fault.MESSAGE_TOO_LARGE,
+                f"the record at offset {record.offset} has {len(message)} bytes, a frame holds {hard_bytes_max}",
+            )
+        if messages and record.offset != first + len(messages):
+            batches.append(batch_of(first, messages))
+            messages = []
+        if not messages:
+            first = record.offset
+        messages.append(message)
+        size += cost
+        taken += 1
+    if messages:
+        batches.append(batch_of(first, messages))
+    return batches, taken
+
+
+def batch_of(first_offset: int, messages: Iterable[bytes]) -> bytes:
+    parts = list(messages)
+    return b"".join((_HEAD.pack(first_offset, len(parts) - 1, PLAIN, sum(map(len, parts))), *parts))

@@ -1,0 +1,232 @@
+"""Opcode frames, as FlyMQ's own clients send them: AF, version 1, opcode, flags, u32 length, payload.
+
+Consecutive PRODUCEs of one read for one topic and partition field become a `ProduceRun`, cut here in one tight loop: a frame
+that looks like the one before costs two comparisons and a slice. Everything else is an `OpcodeCall`, read when it is
+performed.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+from penstock.dialects.flymq.errors import coded
+from penstock.dialects.flymq.placing import Contiguous, Outcome
+from penstock.dialects.flymq.wire import U16, U32, repeated, string, text_of
+from penstock.model.errors import BrokerError, Fault
+from penstock.records.batch import BatchError
+from penstock.records.builder import Bytes
+from penstock.records.compression import Codec, decompress
+
+MAGIC = 0xAF
+VERSION = 1
+HEADER_BYTES = 8
+BINARY_FLAG = 0x01
+COMPRESSION_FLAGS = 0x0E
+CODECS = {0x02: Codec.GZIP, 0x04: Codec.LZ4, 0x06: Codec.ZSTD, 0x08: Codec.SNAPPY}
+"""Other values mean "not compressed", as in the original."""
+_GZIP_MAGIC = b"\x1f\x8b"
+_I32 = struct.Struct(">i")
+_HEADER = struct.Struct(">BBBBI")
+_OFFSET_TIME_SIZES = struct.Struct(">Qqii")
+
+
+class Opcode(enum.IntEnum):
+    PRODUCE = 0x01
+    CONSUME = 0x02
+    CREATE_TOPIC = 0x03
+    METADATA = 0x04
+    SUBSCRIBE = 0x05
+    COMMIT = 0x06
+    FETCH = 0x07
+    LIST_TOPICS = 0x08
+    DELETE_TOPIC = 0x09
+    CONSUME_ZERO_COPY = 0x0A
+    FETCH_BINARY = 0x0B
+    TXN_BEGIN = 0x40
+    TXN_COMMIT = 0x41
+    TXN_ABORT = 0x42
+    TXN_PRODUCE = 0x43
+    CLUSTER_METADATA = 0x53
+    GET_OFFSET = 0x60
+    RESET_OFFSET = 0x61
+    LIST_GROUPS = 0x62
+    DESCRIBE_GROUP = 0x63
+    GET_LAG = 0x64
+    DELETE_GROUP = 0x65
+    AUTH = 0x70
+    WHOAMI = 0x72
+    ERROR = 0xFF
+
+
+class OpcodeCall:
+    __slots__ = ("flags", "opcode", "payload")
+
+    unordered_key: int | None = None
+
+    def __init__(self, opcode: int, flags: int, payload: Bytes) -> None:
+        self.opcode = opcode
+        self.flags = flags
+        self.payload = payload
+
+    def keep(self) -> None:
+        """It has to wait: what it borrows is copied."""
+        self.payload = bytes(self.payload)
+
+    def plain_payload(self, limit_bytes: int) -> Bytes:
+        codec = CODECS.get(self.flags & COMPRESSION_FLAGS)
+        if codec is None:
+            return self.payload
+        if codec is Codec.GZIP and self.payload[:2] != _GZIP_MAGIC:
+            raise BrokerError(Fault.INVALID_REQUEST, "gzip: invalid header")
+        try:
+            return decompress(codec, self.payload, limit_bytes)
+        except BatchError as error:
+            raise BrokerError(Fault.INVALID_REQUEST, str(error)) from None
+
+
+class ProduceRun:
+    __slots__ = ("asked", "keys", "now_ms", "topic", "values")
+
+    unordered_key: int | None = None
+
+    def __init__(self, topic: str, asked: int, values: list[Bytes], keys: list[Bytes | None] | None) -> None:
+        self.topic = topic
+        self.asked = asked
+        """The partition field: the same in all frames of the run."""
+        self.values = values
+        self.keys = keys
+        self.now_ms = 0
+        """When it was performed, for the answers."""
+
+    def keep(self) -> None:
+        self.values = [bytes(value) for value in self.values]
+        if self.keys is not None:
+            self.keys = [None if key is None else bytes(key) for key in self.keys]
+
+
+def produce_at(data: Bytes, at: int, stop: int) -> tuple[str, int, Bytes, Bytes | None, int, int] | None:
+    """The PRODUCE frame between `at` and `stop`: topic, partition field, value, key, and where key and value begin; None
+    when a length does not fit, which the plain reader then says."""
+    start = at + HEADER_BYTES
+    if start + 2 > stop:
+        return None
+    key_at = start + 6 + U16.unpack_from(data, start)[0]
+    if key_at > stop:
+        return None
+    value_at = key_at + U32.unpack_from(data, key_at - 4)[0] + 4
+    if value_at > stop:
+        return None
+    tail_at = value_at + U32.unpack_from(data, value_at - 4)[0]
+    if tail_at + 4 > stop:
+        return None
+    try:
+        topic = text_of(data[start + 2 : key_at - 4])
+    except BrokerError:
+        return None
+    key = data[key_at : value_at - 4] if value_at - 4 > key_at else None
+    return topic, _I32.unpack_from(data, tail_at)[0], data[value_at:tail_at], key, key_at, value_at
+
+
+def cut_run(data: bytes, at: int, stop: int, end: int) -> tuple[ProduceRun | None, int]:
+    """The run that the PRODUCE frame from `at` to `stop` begins, and where it ends; None when that frame is unsound."""
+    first = produce_at(data, at, stop)
+    if first is None:
+        return None, stop
+    topic, asked, value, key, key_at, value_at = first
+    values: list[Bytes] = [value]
+    keys: list[Bytes | None] | None = None if key is None else [key]
+    add, starts, number = values.append, data.startswith, U32.unpack_from
+    lead = data[at : at + 4]
+    named = data[at + HEADER_BYTES : key_at - 4]
+    tail = data[value_at + len(value) : value_at + len(value) + 4]
+    key_skip = key_at - at
+    while True:
+        size = stop - at
+        value_skip, tail_skip = value_at - at, value_at - at + len(value)
+        after_tail = tail_skip + 4 == size
+        head = data[at:key_at] if key is not None else data[at:value_at]
+        between = data[value_at - 4 : value_at]
+        at = stop
+        last = end - size
+        if not after_tail:
+            pass
+        elif key is None and keys is None:
+            while at <= last and starts(head, at) and starts(tail, at + tail_skip):
+                add(data[at + value_skip : at + tail_skip])
+                at += size
+        elif key is not None and keys is not None:
+            key_end = value_skip - 4
+            while (
+                at <= last
+                and starts(head, at)
+                and starts(between, at + key_end)
+                and starts(tail, at + tail_skip)
+            ):
+                keys.append(data[at + key_skip : at + key_end])
+                add(data[at + value_skip : at + tail_skip])
+                at += size
+        # a frame of another size
+        if end - at < HEADER_BYTES or not starts(lead, at) or not starts(named, at + HEADER_BYTES):
+            break
+        stop = at + HEADER_BYTES + number(data, at + 4)[0]
+        key_at = at + key_skip
+        if stop > end or key_at > stop:
+            break
+        value_at = key_at + number(data, key_at - 4)[0] + 4
+        if value_at > stop:
+            break
+        tail_at = value_at + number(data, value_at - 4)[0]
+        if tail_at + 4 > stop or not starts(tail, tail_at):
+            break
+        value = data[value_at:tail_at]
+        key = data[key_at : value_at - 4] if value_at - 4 > key_at else None
+        if key is not None and keys is None:
+            keys = [None] * len(values)
+        if keys is not None:
+            keys.append(key)
+        add(value)
+    return ProduceRun(topic, asked, values, keys), at
+
+
+# ------------------------------------------------------------------------------------------------------ answers
+
+
+def answer(opcode: int, payload: bytes) -> bytes:
+    return _HEADER.pack(MAGIC, VERSION, opcode, BINARY_FLAG, len(payload)) + payload
+
+
+def error(text: str) -> bytes:
+    return answer(Opcode.ERROR, coded(text))
+
+
+def record_metadata(topic: str, partition: int, offset: int, now_ms: int, key: Bytes | None, value: Bytes) -> bytes:
+    sizes = _OFFSET_TIME_SIZES.pack(offset, now_ms, len(key) if key else -1, len(value))
+    return string(topic) + _I32.pack(partition) + sizes
+
+
+def answer_run(run: ProduceRun, outcome: Outcome) -> bytes | bytearray:
+    """One answer a frame, in one buffer."""
+    values, keys, now_ms = run.values, run.keys, run.now_ms
+    topic = string(run.topic)
+    header = _HEADER.pack(MAGIC, VERSION, Opcode.PRODUCE, BINARY_FLAG, len(topic) + 4 + _OFFSET_TIME_SIZES.size)
+    head = header + topic
+    sizes = list(map(len, values))
+    key_sizes = [-1] * len(values) if keys is None else [-1 if key is None else len(key) for key in keys]
+    if isinstance(outcome, Contiguous):
+        head += _I32.pack(outcome.partition)
+        base_offset = outcome.base_offset
+        if sizes.count(sizes[0]) == len(sizes) and key_sizes.count(key_sizes[0]) == len(sizes):
+            template = head + _OFFSET_TIME_SIZES.pack(0, now_ms, key_sizes[0], sizes[0])
+            return repeated(template, len(head), base_offset, len(sizes))
+        pack = _OFFSET_TIME_SIZES.pack
+        return b"".join(
+            head + pack(base_offset + at, now_ms, key_size, size)
+            for at, (key_size, size) in enumerate(zip(key_sizes, sizes, strict=True))
+        )
+    return b"".join(
+        head + _I32.pack(placed.partition) + _OFFSET_TIME_SIZES.pack(placed.offset, now_ms, key_size, size)
+        if placed.fault is Fault.NONE
+        else error(placed.text)
+        for placed, key_size, size in zip(outcome, key_sizes, sizes, strict=True)
+    )

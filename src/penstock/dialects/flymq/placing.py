@@ -1,0 +1,256 @@
+"""Where produced records go: topics made when they are missing, partitions chosen, runs appended, offsets told apart.
+
+A run may be spread over partitions (FNV-1a of the key, round robin without one), and records with timestamps of their own
+are cut where the timestamp changes. Each piece is one append; what became of each record is put together again in the
+order of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain, groupby
+from typing import Any, NamedTuple
+
+from penstock.broker.embedded import EmbeddedEngine
+from penstock.broker.engine import Appended, Bytes, NewTopic, RunAppended, TopicResult
+from penstock.dialects.flymq.turns import follow
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.ids import is_internal, topic_name
+from penstock.model.listeners import ListenerSettings
+from penstock.model.pending import Pending, gather, when
+from penstock.records.batch import HEADER_BYTES
+from penstock.records.builder import RECORD_OVERHEAD_BYTES_MAX, NewRecord, build_run
+from penstock.records.record import Headers
+
+TIMESTAMP_CHANGES_MAX = 8
+"""A run whose timestamp changes more often than at every eighth record becomes one batch record by record: slower to make
+than a bare run, but not many small batches."""
+
+
+class Contiguous(NamedTuple):
+    """Every record of the run is in this partition, from `base_offset` on."""
+
+    partition: int
+    base_offset: int
+
+
+class Placed(NamedTuple):
+    """What became of one record."""
+
+    fault: Fault
+    partition: int = -1
+    offset: int = -1
+    text: str = ""
+
+
+Outcome = Contiguous | list[Placed]
+
+
+class Columns(NamedTuple):
+    """Records of a run, a list for each of their fields."""
+
+    values: Sequence[Bytes]
+    keys: Sequence[Bytes | None] | None = None
+    timestamps: Sequence[int] | int = 0
+    """One for all, or one each; 0 or less is the time of the append."""
+    headers: Sequence[Headers] | None = None
+
+
+class Placing:
+    def __init__(self, engine: EmbeddedEngine, settings: ListenerSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._partitions: dict[str, int] = {}
+        self._catalogue_version = -1
+        self._turns: dict[str, int] = {}
+        """Records without a key so far, of topics with several partitions."""
+
+    def partitions(self, topic: str) -> int:
+        """How many the topic has; 0 when there is none."""
+        engine = self._engine
+        if self._catalogue_version != engine.catalogue_version:
+            self._catalogue_version = engine.catalogue_version
+            self._partitions = {}
+        count = self._partitions.get(topic)
+        if count is None:
+            info = engine.topic(topic)
+            count = 0 if info is None else len(info.partitions)
+            if count:
+                self._partitions[topic] = count
+            else:
+                self._turns.pop(topic, None)
+        return count
+
+    def create(self, topic: str) -> Pending[Any]:
+        """Make a topic that a produce names; completes with None or a BrokerError. Raises BrokerError if it may not be."""
+        topic_name(topic)
+        if is_internal(topic):
+            raise BrokerError(Fault.INVALID_TOPIC, f"{topic} is written by the broker alone")
+        if not self._settings.creates_topics:
+            raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION, f"topic not found: {topic}")
+        made = self._engine.create_topics([NewTopic(topic, self._settings.partitions or 1)], validate_only=False)
+
+        def created(results: list[TopicResult]) -> None:
+            result = results[0]
+            # Somebody else may have made it meanwhile.
+            if result.fault not in (Fault.NONE, Fault.TOPIC_EXISTS):
+                raise BrokerError(result.fault, result.text or "")
+
+        created_later: Pending[Any] = follow(made, created)
+        return created_later
+
+    def place(self, topic: str, asked: int, records: Columns) -> Outcome | Pending[Outcome]:
+        """Append to partition `asked`; to chosen ones when it is negative. The topic is there."""
+        count = self.partitions(topic)
+        if asked >= 0 or count <= 1:
+            return self._place_in(topic, max(asked, 0), records)
+        return self._spread(topic, self.choose(topic, records, count), records)
+
+    def choose(self, topic: str, records: Columns, count: int) -> list[int]:
+        """A partition for each record."""
+        turn = self._turns.get(topic, 0)
+        chosen = []
+        for key in records.keys or [None] * len(records.values):
+            if key:
+                chosen.append(fnv1a(bytes(key)) % count)
+            else:
+                chosen.append(turn % count)
+                turn += 1
+        self._turns[topic] = turn
+        return chosen
+
+    def _place_in(self, topic: str, partition: int, records: Columns) -> Outcome | Pending[Outcome]:
+        pieces = self._appended(topic, partition, records)
+        size = len(records.values)
+        if len(pieces) == 1:
+            return when(pieces[0][1], lambda appended: _told(partition, size, appended))
+        counts = [count for count, _ in pieces]
+        return when(
+            gather([appended for _, appended in pieces]),
+            lambda results: _joined([_told(partition, *piece) for piece in zip(counts, results, strict=True)], counts),
+        )
+
+    def _spread(self, topic: str, chosen: list[int], records: Columns) -> Outcome | Pending[Outcome]:
+        """A part for each partition, in the order of the run within it."""
+        places: dict[int, list[int]] = {}
+        for at, partition in enumerate(chosen):
+            places.setdefault(partition, []).append(at)
+        parts = [self._place_in(topic, partition, _picked(records, rows)) for partition, rows in places.items()]
+
+        def put_back(outcomes: list[Outcome]) -> Outcome:
+            if len(outcomes) == 1:
+                return outcomes[0]
+            placed = [Placed(Fault.UNKNOWN)] * len(chosen)
+            for rows, outcome in zip(places.values(), outcomes, strict=True):
+                for at, row in zip(rows, each(outcome, len(rows)), strict=True):
+                    placed[at] = row
+            return placed
+
+        return when(gather(parts), put_back)
+
+    # ------------------------------------------------------------------------------------------------ appending
+
+    def _appended(
+        self, topic: str, partition: int, records: Columns
+    ) -> list[tuple[int, RunAppended | Pending[RunAppended]]]:
+        """The appends that the records became, each with how many it took."""
+        values, keys, timestamps, headers = records
+        if headers is not None and any(headers):
+            return [(len(values), self._append_each(topic, partition, records))]
+        if isinstance(timestamps, int):
+            return [(len(values), self._append_bare(topic, partition, values, keys, timestamps))]
+        runs = [(timestamp, len(list(run))) for timestamp, run in groupby(timestamps)]
+        if len(runs) > 1 and len(runs) * TIMESTAMP_CHANGES_MAX > len(values):
+            return [(len(values), self._append_each(topic, partition, records))]
+        pieces = []
+        start = 0
+        for timestamp, count in runs:
+            end = start + count
+            some_keys = None if keys is None else keys[start:end]
+            pieces.append((count, self._append_bare(topic, partition, values[start:end], some_keys, timestamp)))
+            start = end
+        return pieces
+
+    def _append_bare(
+        self, topic: str, partition: int, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, timestamp: int
+    ) -> RunAppended | Pending[RunAppended]:
+        acks = self._settings.acks
+        if timestamp <= 0:
+            return self._engine.append_run(topic, partition, values, keys, acks)
+        found = self._engine.partition(topic, partition)
+        size = sum(map(len, values)) + sum(len(key or b"") for key in keys or ())
+        size += HEADER_BYTES + RECORD_OVERHEAD_BYTES_MAX * len(values)
+        if found is None or size > found.config.max_message_bytes:
+            return self._append_each(topic, partition, Columns(values, keys, timestamp))
+        batch = memoryview(build_run(values, timestamp, keys))
+        count = len(values)
+        return when(self._engine.append(topic, partition, [batch], acks), lambda results: _run_of(results[0], count))
+
+    def _append_each(self, topic: str, partition: int, records: Columns) -> RunAppended | Pending[RunAppended]:
+        values, keys, timestamps, headers = records
+        count = len(values)
+        now_ms = self._engine.now_ms()
+        stamps = [timestamps] * count if isinstance(timestamps, int) else timestamps
+        rows = [
+            NewRecord(stamp if stamp > 0 else now_ms, key, value, some)
+            for stamp, key, value, some in zip(
+                stamps, keys or [None] * count, values, headers or [()] * count, strict=True
+            )
+        ]
+        return self._engine.append_new(topic, partition, rows, self._settings.acks)
+
+
+def _run_of(result: Appended, count: int) -> RunAppended:
+    if result.fault is not Fault.NONE:
+        return RunAppended(result.fault, text=result.text or result.fault.value)
+    return RunAppended(Fault.NONE, result.base_offset, count)
+
+
+def _told(partition: int, size: int, appended: RunAppended) -> Outcome:
+    fault, base_offset, count, text = appended
+    if fault is Fault.NONE:
+        return Contiguous(partition, base_offset)
+    placed = [Placed(Fault.NONE, partition, base_offset + at) for at in range(count)]
+    return placed + [Placed(fault, partition, -1, text or fault.value)] * (size - count)
+
+
+def _joined(outcomes: list[Outcome], counts: list[int]) -> Outcome:
+    """Pieces of one partition, one behind the other."""
+    first = outcomes[0]
+    end = 0
+    if isinstance(first, Contiguous):
+        end = first.base_offset
+        for outcome, count in zip(outcomes, counts, strict=True):
+            if not isinstance(outcome, Contiguous) or outcome.base_offset != end:
+                break
+            end += count
+        else:
+            return first
+    return list(chain.from_iterable(each(outcome, count) for outcome, count in zip(outcomes, counts, strict=True)))
+
+
+def each(outcome: Outcome, count: int) -> list[Placed]:
+    if isinstance(outcome, Contiguous):
+        partition, base_offset = outcome
+        return [Placed(Fault.NONE, partition, base_offset + at) for at in range(count)]
+    return outcome
+
+
+def _picked(records: Columns, rows: list[int]) -> Columns:
+    values, keys, timestamps, headers = records
+    return Columns(
+        [values[at] for at in rows],
+        None if keys is None else [keys[at] for at in rows],
+        timestamps if isinstance(timestamps, int) else [timestamps[at] for at in rows],
+        None if headers is None else [headers[at] for at in rows],
+    )
+
+
+@lru_cache(maxsize=16_384)
+def fnv1a(key: bytes) -> int:
+    """FNV-1a, 32 bits: how FlyMQ's clients and servers spread keys."""
+    value = 0x811C9DC5
+    for byte in key:
+        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return value

@@ -1,0 +1,147 @@
+"""The fields that both kinds of FlyMQ frames are made of: big-endian integers, strings with a u16 length, bytes with a u32.
+
+A `Reader` believes no length: what does not fit is the peer's INVALID_REQUEST, in the words of the original server.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from penstock.model.errors import BrokerError, Fault
+from penstock.records.builder import Bytes
+
+T = TypeVar("T")
+
+U16 = struct.Struct(">H")
+I16 = struct.Struct(">h")
+U32 = struct.Struct(">I")
+I32 = struct.Struct(">i")
+U64 = struct.Struct(">Q")
+I64 = struct.Struct(">q")
+
+STRING_BYTES_MAX = 0xFFFF
+INT64_MAX = 2**63 - 1
+TRUE = b"\x01"
+
+TOO_SHORT = "buffer too small"
+NOT_TEXT = "invalid binary format"
+
+
+class Reader:
+    """Takes a payload apart from the front; bytes behind the last field are nobody's business."""
+
+    __slots__ = ("_at", "_data", "_end")
+
+    def __init__(self, data: Bytes, at: int = 0) -> None:
+        self._data = data
+        self._at = at
+        self._end = len(data)
+
+    @property
+    def left(self) -> int:
+        return self._end - self._at
+
+    def _number(self, kind: struct.Struct) -> int:
+        at = self._at
+        if at + kind.size > self._end:
+            raise too_short()
+        self._at = at + kind.size
+        number: int = kind.unpack_from(self._data, at)[0]
+        return number
+
+    def u8(self) -> int:
+        at = self._at
+        if at >= self._end:
+            raise too_short()
+        self._at = at + 1
+        return self._data[at]
+
+    def i16(self) -> int:
+        return self._number(I16)
+
+    def u32(self) -> int:
+        return self._number(U32)
+
+    def i32(self) -> int:
+        return self._number(I32)
+
+    def i64(self) -> int:
+        return self._number(I64)
+
+    def offset(self) -> int:
+        """A u64 that is an offset; Kafka's are signed, so the upper half is out of range for all."""
+        return min(self._number(U64), INT64_MAX)
+
+    def _take(self, length: int) -> bytes:
+        at = self._at
+        stop = at + length
+        if stop > self._end:
+            raise too_short()
+        self._at = stop
+        return bytes(self._data[at:stop])
+
+    def string(self) -> str:
+        return text_of(self._take(self._number(U16)))
+
+    def raw_string(self) -> bytes:
+        """A string that is passed on and need not be UTF-8."""
+        return self._take(self._number(U16))
+
+    def short_string(self) -> str:
+        """With a u8 length: modes."""
+        return text_of(self._take(self.u8()))
+
+    def raw(self) -> bytes:
+        return self._take(self._number(U32))
+
+    def array(self, item: Callable[[], T], item_bytes_min: int) -> list[T]:
+        """A u32 count and so many items; a count that cannot fit is refused before anything is made for it."""
+        count = self._number(U32)
+        if count * item_bytes_min > self.left:
+            raise too_short()
+        return [item() for _ in range(count)]
+
+
+def too_short() -> BrokerError:
+    return BrokerError(Fault.INVALID_REQUEST, TOO_SHORT)
+
+
+def text_of(data: Bytes) -> str:
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:
+        raise BrokerError(Fault.INVALID_REQUEST, NOT_TEXT) from None
+
+
+def string(text: str) -> bytes:
+    return raw_string(text.encode())
+
+
+def raw_string(data: bytes) -> bytes:
+    if len(data) > STRING_BYTES_MAX:
+        data = data[:STRING_BYTES_MAX].decode("utf-8", "ignore").encode()
+    return U16.pack(len(data)) + data
+
+
+def raw(data: bytes) -> bytes:
+    return U32.pack(len(data)) + data
+
+
+def array(items: Sequence[bytes]) -> bytes:
+    return b"".join((U32.pack(len(items)), *items))
+
+
+def ints(numbers: Iterable[int]) -> bytes:
+    return array([I32.pack(number) for number in numbers])
+
+
+def repeated(template: bytes, at: int, first: int, count: int) -> bytearray:
+    """`template` so many times, with a rising u64 at `at` of each: answers to a whole run, a column at a time."""
+    size = len(template)
+    answers = bytearray(template * count)
+    numbers = struct.pack(f">{count}Q", *range(first, first + count))
+    for column in range(8):
+        answers[at + column :: size] = numbers[column::8]
+    return answers

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.model.errors import StartError
+from penstock.storage.files import (
+    BUFFERS_PER_WRITE_MAX,
+    ChecksumMismatch,
+    Cold,
+    DirectoryLock,
+    Disk,
+    DiskFailed,
+    DiskFull,
+    FileCache,
+    read_checked,
+    write_checked,
+)
+
+
+@pytest.fixture
+def size_limit() -> Iterator[int]:
+    """No file of this process may grow past so many bytes: a disk that is full there, from the kernel itself."""
+    limit = 10_000
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield limit
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 5])
+def test_a_write_that_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path, size_limit: int, buffers: int) -> None:
+    disk = Disk()
+    file = disk.open(tmp_path / "log", create=True)
+    disk.write_at(file, 0, (b"a" * 9_000,), 9_000)
+    parts = [b"b" * 1_000] * buffers if buffers > 1 else [b"b" * 2_000]
+    with pytest.raises(DiskFull):
+        disk.write_at(file, 9_000, parts, sum(map(len, parts)))
+    assert (tmp_path / "log").read_bytes() == b"a" * 9_000
+    disk.write_at(file, 9_000, (b"d" * 500, b"e" * 500), 1_000)
+    with pytest.raises(DiskFull):
+        disk.write_at(file, size_limit, (b"c",), 1)
+    assert (tmp_path / "log").read_bytes() == b"a" * 9_000 + b"d" * 500 + b"e" * 500
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_no_room_is_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    disk = Disk()
+    file = disk.open(tmp_path / "log", create=True)
+
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(DiskFull) as caught:
+        disk.write_at(file, 0, (b"x",), 1)
+    assert caught.value.errno == code
+
+
+def test_a_write_error_is_final_and_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    file = disk.open(tmp_path / "log", create=True)
+    real = os.pwritev
+
+    def half_then_error(fd: int, buffers: list[bytes], position: int) -> int:
+        real(fd, buffers[:1], position)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pwritev", half_then_error)
+    with pytest.raises(DiskFailed):
+        disk.write_at(file, 0, (b"x" * 10, b"y" * 10), 20)
+    assert (tmp_path / "log").read_bytes() == b""
+
+
+def test_a_cut_back_that_fails_is_a_failed_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    file = disk.open(tmp_path / "log", create=True)
+    monkeypatch.setattr(os, "pwrite", lambda *_: 3)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(DiskFailed, match="cannot cut back"):
+        disk.write_at(file, 0, (b"12345",), 5)
+
+
+def test_more_buffers_than_one_call_takes_are_written_in_order(tmp_path: Path) -> None:
+    disk = Disk()
+    file = disk.open(tmp_path / "log", create=True)
+    buffers = [b"%06d" % n for n in range(2 * BUFFERS_PER_WRITE_MAX + 7)]
+    disk.write_at(file, 0, buffers, 6 * len(buffers))
+    assert (tmp_path / "log").read_bytes() == b"".join(buffers)
+
+
+def test_a_failed_sync_is_a_failed_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
+    disk = Disk()
+    with pytest.raises(DiskFailed, match="sync failed"):
+        disk.sync(disk.open(tmp_path / "log", create=True))
+    with pytest.raises(DiskFailed, match="sync failed"):
+        disk.sync_directory(tmp_path)
+
+
+def test_replace_whole_keeps_the_old_content_when_there_is_no_room(tmp_path: Path, size_limit: int) -> None:
+    disk = Disk()
+    disk.replace_whole(tmp_path / "state", b"old")
+    with pytest.raises(OSError, match="File too large"):
+        disk.replace_whole(tmp_path / "state", b"n" * (size_limit + 1))
+    assert (tmp_path / "state").read_bytes() == b"old"
+    disk.replace_whole(tmp_path / "state", b"new")
+    assert (tmp_path / "state").read_bytes() == b"new"
+
+
+def test_replace_whole_syncs_the_file_before_its_name_and_the_name_before_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    real_fsync, real_replace = os.fsync, os.replace
+
+    def fsync(fd: int) -> None:
+        calls.append("sync " + os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        real_fsync(fd)
+
+    def replace(old: Path, new: Path) -> None:
+        calls.append("rename")
+        real_replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    Disk().replace_whole(tmp_path / "state", b"x")
+    assert calls == ["sync state.tmp", "rename", f"sync {tmp_path.name}"]
+    calls.clear()
+    Disk().replace_whole(tmp_path / "state", b"x", durable=False)
+    assert calls == ["rename"]
+
+
+def test_a_checked_file_with_any_byte_changed_or_any_tail_lost_is_refused(tmp_path: Path) -> None:
+    disk, path = Disk(), tmp_path / "state"
+    write_checked(disk, path, b"payload\nof two lines\n")
+    good = path.read_bytes()
+    assert read_checked(disk, path) == b"payload\nof two lines\n"
+    for at in range(len(good)):
+        for bit in (0, 3, 5, 7):
+            path.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
+            with pytest.raises(ChecksumMismatch):
+                read_checked(disk, path)
+        path.write_bytes(good[:at])
+        with pytest.raises(ChecksumMismatch):
+            read_checked(disk, path)
+
+
+def test_the_file_cache_keeps_to_its_bound_and_held_files_stay_open(tmp_path: Path) -> None:
+    disk = Disk()
+    cache = FileCache(disk, 3)
+    held = cache.create(tmp_path / "0")
+    disk.write_at(held, 0, (b"held",), 4)
+    for n in range(1, 10):
+        cache.create(tmp_path / str(n))
+    assert len(cache) == 3
+    assert disk.read_at(held, 0, 4) == b"held"
+    assert cache.open(tmp_path / "9") is cache.open(tmp_path / "9")
+    fd = held.fd
+    del held
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_the_least_recently_used_file_goes_first(tmp_path: Path) -> None:
+    cache = FileCache(Disk(), 2)
+    first = cache.create(tmp_path / "first")
+    cache.create(tmp_path / "second")
+    assert cache.open(tmp_path / "first") is first
+    cache.create(tmp_path / "third")
+    assert cache.open(tmp_path / "first") is first
+
+
+def test_read_now_gives_what_is_in_memory_and_nothing_past_the_end(tmp_path: Path) -> None:
+    disk = Disk()
+    file = disk.open(tmp_path / "log", create=True)
+    disk.write_at(file, 0, (b"0123456789",), 10)
+    assert bytes(disk.read_now(file, 2, 5)) == b"23456"
+    assert bytes(disk.read_now(file, 8, 5)) == b"89"
+    assert bytes(disk.read_now(file, 20, 5)) == b""
+
+
+def test_read_now_raises_cold_instead_of_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    disk.nowait = True
+    file = disk.open(tmp_path / "log", create=True)
+    disk.write_at(file, 0, (b"0123456789",), 10)
+
+    def not_there(*_: object) -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "preadv", not_there)
+    with pytest.raises(Cold) as caught:
+        disk.read_now(file, 2, 5)
+    assert (caught.value.file, caught.value.position, caught.value.length) == (file, 2, 5)
+    monkeypatch.setattr(os, "preadv", lambda *_: 3)  # a part is in memory, and the file goes on
+    with pytest.raises(Cold):
+        disk.read_now(file, 0, 5)
+
+
+def test_a_file_system_that_cannot_tell_is_read_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    disk.nowait = True
+    file = disk.open(tmp_path / "log", create=True)
+    disk.write_at(file, 0, (b"0123456789",), 10)
+
+    def unsupported(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "preadv", unsupported)
+    assert bytes(disk.read_now(file, 2, 5)) == b"23456"
+    assert not disk.nowait
+
+
+def test_a_second_broker_is_told_who_holds_the_directory(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path / ".lock")
+    code = (
+        "import sys; from pathlib import Path; from penstock.storage.files import DirectoryLock\n"
+        "try: DirectoryLock(Path(sys.argv[1]))\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    script = [sys.executable, "-c", code, str(tmp_path / ".lock")]
+    said = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert said == f"StartError data directory {tmp_path} is in use by another broker (process {os.getpid()})\n"
+    lock.release()
+    assert subprocess.run(script, capture_output=True, text=True, check=True).stdout == ""
+    with pytest.raises(StartError):
+        held = DirectoryLock(tmp_path / ".lock")
+        try:
+            DirectoryLock(tmp_path / ".lock")
+        finally:
+            held.release()

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.model.errors import BrokerError, Fault
+from penstock.storage.files import Buffer, Disk, DiskFailed, DiskFull, LogFile
+from penstock.storage.log import PartitionLog
+from tests.storage.logs import NOW_MS, append, batch, flush, new_log, read, read_all, records_of, values_of
+
+
+class FaultyDisk(Disk):
+    """Does what it is told: how many more writes succeed, and what comes then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes_left = 1_000_000
+        self.write_error: OSError | None = None
+        self.sync_error: DiskFailed | None = None
+        self.synced: list[str] = []
+
+    def write_at(self, file: LogFile, position: int, buffers: Sequence[Buffer], total: int) -> None:
+        self.writes_left -= 1
+        if self.writes_left < 0 and self.write_error is not None:
+            raise self.write_error
+        super().write_at(file, position, buffers, total)
+
+    def sync(self, file: LogFile) -> None:
+        if self.sync_error is not None:
+            raise self.sync_error
+        self.synced.append(file.path.name)
+
+    def sync_directory(self, path: Path) -> None:
+        self.synced.append(path.name)
+
+
+def bases(log: PartitionLog) -> list[int]:
+    return [segment.base_offset for segment in log.segments]
+
+
+def test_a_run_over_several_segments_is_one_run(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=400)
+    append(log, *[[b"%d" % n * 50] for n in range(10)])
+    assert len(log.segments) > 3
+    assert all(segment.size <= 400 for segment in log.segments)
+    assert values_of(log, disk) == [b"%d" % n * 50 for n in range(10)]
+
+
+def test_a_batch_larger_than_a_segment_has_one_to_itself(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=400)
+    append(log, [b"a"], [b"b" * 1000], [b"c"])
+    assert bases(log) == [0, 1, 2]
+    assert values_of(log, disk) == [b"a", b"b" * 1000, b"c"]
+
+
+def test_a_segment_older_than_segment_ms_is_closed_by_the_next_append(tmp_path: Path) -> None:
+    log = new_log(tmp_path / "t-0", segment_ms=1000)
+    append(log, [b"a"], now_ms=NOW_MS)
+    append(log, [b"b"], now_ms=NOW_MS + 999)
+    assert bases(log) == [0]
+    append(log, [b"c"], now_ms=NOW_MS + 1000)
+    append(log, [b"d"], now_ms=NOW_MS + 1999)
+    assert bases(log) == [0, 2]
+
+
+def test_segment_jitter_takes_off_at_most_what_it_says(tmp_path: Path) -> None:
+    ages = []
+    for n in range(30):
+        log = new_log(tmp_path / f"t-{n}", segment_ms=10_000, segment_jitter_ms=5_000)
+        append(log, [b"a"], now_ms=NOW_MS)
+        ages.append(NOW_MS - log.active.created_ms)
+    assert all(0 <= age < 5_000 for age in ages)
+    assert len(set(ages)) > 10
+
+
+def test_a_segment_whose_index_is_full_is_closed(tmp_path: Path) -> None:
+    log = new_log(tmp_path / "t-0", index_interval_bytes=0, segment_index_bytes=80)
+    for _ in range(40):
+        append(log, [b"x"])
+    assert len(log.segments) >= 3
+    assert all(len(segment.offsets.path.read_bytes()) <= 80 for segment in log.segments[:-1])
+
+
+def test_offsets_that_do_not_fit_a_segment_begin_a_new_one(tmp_path: Path) -> None:
+    log = new_log(tmp_path / "t-0")
+    append(log, [b"a"])
+    log.active.base_offset -= 2**31 - 1
+    append(log, [b"b"])
+    assert [segment.base_offset for segment in log.segments[1:]] == [1]
+
+
+def test_no_room_is_answered_and_the_next_append_goes_on(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = new_log(tmp_path / "t-0", disk)
+    append(log, [b"a"])
+    disk.writes_left, disk.write_error = 0, DiskFull(errno.ENOSPC, "No space left on device")
+    with pytest.raises(BrokerError, match="no room on the disk") as caught:
+        append(log, [b"b"])
+    assert caught.value.fault is Fault.STORAGE_ERROR
+    assert (log.log_end_offset, log.failure) == (1, None)
+    disk.writes_left = 100
+    append(log, [b"c"])
+    assert values_of(log, disk) == [b"a", b"c"]
+
+
+def test_what_fitted_before_the_disk_was_full_counts(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=200)
+    disk.writes_left, disk.write_error = 2, DiskFull(errno.ENOSPC, "No space left on device")
+    batches = [batch([b"x" * 80], offset=n) for n in range(5)]
+    assert log.append(batches, NOW_MS) == 2
+    assert log.log_end_offset == 2
+
+
+def test_a_disk_error_makes_the_log_read_only(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = new_log(tmp_path / "t-0", disk)
+    append(log, [b"a"])
+    flush(log, disk)
+    disk.writes_left, disk.write_error = 0, DiskFailed(errno.EIO, "Input/output error")
+    for _ in range(2):
+        with pytest.raises(BrokerError, match="Input/output error"):
+            append(log, [b"b"])
+        disk.writes_left = 100
+    assert log.begin_flush() is None
+    assert values_of(log, disk) == [b"a"]
+
+
+def test_a_failed_flush_is_never_retried(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = new_log(tmp_path / "t-0", disk)
+    append(log, [b"a"])
+    disk.sync_error = DiskFailed(errno.EIO, "sync failed")
+    flush(log, disk)
+    disk.sync_error = None
+    assert log.flushed_offset == 0
+    assert log.begin_flush() is None
+    with pytest.raises(BrokerError, match="read-only"):
+        append(log, [b"b"])
+
+
+def test_a_folder_that_is_gone_fails_the_flush_and_nothing_else(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=100)
+    append(log, [b"a" * 50], [b"b" * 50])
+    job = log.begin_flush()
+    assert job is not None
+    log.directory.rename(tmp_path / "elsewhere")
+    job.run(disk)
+    log.end_flush(job)
+    assert log.failure is not None
+
+
+def test_a_flush_covers_closed_segments_their_indexes_and_the_folder(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=200, index_interval_bytes=0)
+    append(log, [b"a" * 60], [b"b" * 60], [b"c" * 60])
+    flush(log, disk)
+    first, active = log.segments[0], log.active
+    assert disk.synced[0] == "t-0", "the entry of the new file first"
+    assert {first.path.name, first.offsets.path.name, first.times.path.name, active.path.name} <= set(disk.synced)
+    disk.synced.clear()
+    append(log, [b"d"])
+    flush(log, disk)
+    assert disk.synced == [active.path.name]
+
+
+def test_what_is_appended_during_a_flush_is_not_flushed_by_it(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk)
+    append(log, [b"a"])
+    job = log.begin_flush()
+    assert job is not None
+    append(log, [b"b"])
+    assert log.begin_flush() is None, "one flush of a log at a time"
+    job.run(disk)
+    log.end_flush(job)
+    assert (log.flushed_offset, log.dirty) == (1, True)
+    assert records_of(read(log, disk, 0, 10_000, log.flushed_offset)) == [(0, NOW_MS, b"a")]
+    flush(log, disk)
+    assert (log.flushed_offset, log.dirty) == (2, False)
+
+
+def test_leader_epochs_begin_with_their_first_append(tmp_path: Path) -> None:
+    log = new_log(tmp_path / "t-0")
+    append(log, [b"a"], epoch=2)
+    append(log, [b"b"], epoch=2)
+    append(log, [b"c"], epoch=5)
+    assert [tuple(entry) for entry in log.epochs.load()] == [(2, 0), (5, 2)]
+
+
+def test_dropped_segments_are_renamed_at_once_and_unlinked_later(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=100, file_delete_delay_ms=1000)
+    append(log, *[[b"%d" % n * 50] for n in range(5)])
+    held = log.read(0, 10_000, 5, one_batch=True)
+    assert held is not None
+    freed = log.drop_segments(2, NOW_MS)
+    assert freed > 0
+    assert (log.log_start_offset, bases(log)) == (2, [2, 3, 4])
+    assert not (log.directory / "00000000000000000000.log").exists()
+    log.sweep_doomed(NOW_MS + 999)
+    assert (log.directory / "00000000000000000000.log.deleted").exists()
+    log.sweep_doomed(NOW_MS + 1000)
+    assert not list(log.directory.glob("*.deleted"))
+    assert records_of(disk.read_at(held.file, held.position, held.length)) == [(0, NOW_MS, b"0" * 50)]  # type: ignore[arg-type]
+
+
+def test_the_active_segment_is_never_dropped(tmp_path: Path) -> None:
+    log = new_log(tmp_path / "t-0", segment_bytes=100)
+    append(log, *[[b"%d" % n * 50] for n in range(3)])
+    log.drop_segments(99, NOW_MS)
+    assert bases(log) == [2]
+    log.advance_start(3, NOW_MS)
+    assert (bases(log), log.log_start_offset) == ([2], 3)
+
+
+def test_retention_on_a_full_disk_frees_room_though_no_file_can_be_written(tmp_path: Path) -> None:
+    class FullDisk(Disk):
+        full = False
+
+        def replace_whole(self, path: Path, data: Buffer, *, durable: bool = True) -> None:
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().replace_whole(path, data, durable=durable)
+
+    disk = FullDisk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=100)
+    append(log, *[[b"%d" % n * 50] for n in range(3)])
+    disk.full = True
+    assert log.drop_segments(1, NOW_MS) > 0
+    assert bases(log) == [1, 2]
+
+
+def test_reading_follows_the_answer_sizes_of_kafka(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk)
+    append(log, [b"a" * 100, b"b" * 100], [b"c" * 100])
+    first = batch([b"a" * 100, b"b" * 100]).size
+    assert len(read(log, disk, 1, 10, 3)) == first, "at least one whole batch, the one that holds the offset"
+    assert log.read(0, 10, 3, one_batch=False) is None, "unless others have given something"
+    assert len(read(log, disk, 0, first + 5, 3)) == first + 5, "the end may be inside a batch"
+    assert log.read(3, 10_000, 3, one_batch=True) is None
+    assert [offset for offset, _, _ in records_of(read(log, disk, 0, 10_000, 2))] == [0, 1], "nothing past upper"
+
+
+def test_a_log_of_more_segments_than_open_files_is_read_whole(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk, open_files_max=4, segment_bytes=100)
+    append(log, *[[b"%d" % n * 30] for n in range(50)])
+    assert len(log.segments) > 20
+    assert [value for _, _, value in read_all(log, disk)] == [b"%d" % n * 30 for n in range(50)]
