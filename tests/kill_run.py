@@ -60,7 +60,8 @@ class Writer(threading.Thread):
         self._dice = random.Random(f"{seed} {number}")
         self._history = history
         self._stopping = stopping
-        self._outstanding = 0
+        self.pauses = False
+        self.outstanding = 0
         self.acknowledged = 0
         self.failure: BaseException | None = None
         self._producer = confluent_kafka.Producer(
@@ -87,17 +88,17 @@ class Writer(threading.Thread):
     def _write(self) -> None:
         sequence = 0
         while not self._stopping.is_set():
-            while self._outstanding < OUTSTANDING_MAX:
+            while self.outstanding < OUTSTANDING_MAX and not self.pauses:
                 partition = self._dice.randrange(PARTITIONS)
                 value = f"{self.name}:{sequence}"
                 self._producer.produce(TOPIC, value, partition=partition, on_delivery=self._delivered)
-                self._outstanding += 1
+                self.outstanding += 1
                 sequence += 1
             self._producer.poll(0.05)
         assert self._producer.flush(WAIT_S) == 0, "sends did not end"
 
     def _delivered(self, error: confluent_kafka.KafkaError | None, message: Any) -> None:
-        self._outstanding -= 1
+        self.outstanding -= 1
         value = message.value().decode()
         if error is None:
             self.acknowledged += 1
@@ -193,12 +194,17 @@ def kill_run(broker: Broker, cycles: int, seed: int) -> Figures:
     follower = Follower(broker.bootstrap, history, reading_stops)
     for thread in (*writers, follower):
         thread.start()
-    for _ in range(cycles):
+    for cycle in range(cycles):
         _wait_for_progress(writers)
         # the one place where time itself is the point: the blow falls at no particular moment
         stopping.wait(dice.uniform(*KILL_AFTER_S))
+        if cycle % 3 == 1:
+            # under load the end of a log is what nobody was told of yet; here every byte of it counts
+            _quiet(writers)
         broker.kill()
         broker.restart()
+        for writer in writers:
+            writer.pauses = False
     _wait_for_progress(writers)
     stopping.set()
     for writer in writers:
@@ -214,6 +220,16 @@ def kill_run(broker: Broker, cycles: int, seed: int) -> Figures:
     return Figures(
         seed, cycles, acknowledged, history.count(Outcome.UNKNOWN), polled, time.monotonic() - began, history.check()
     )
+
+
+def _quiet(writers: list[Writer]) -> None:
+    """Everything that was sent is acknowledged, and nothing more comes."""
+    for writer in writers:
+        writer.pauses = True
+    deadline = time.monotonic() + WAIT_S
+    while any(writer.outstanding for writer in writers):
+        assert time.monotonic() < deadline, "sends did not end"
+        time.sleep(0.01)
 
 
 def _wait_for_progress(writers: list[Writer]) -> None:

@@ -263,7 +263,7 @@ def test_segments_that_were_closed_are_synced_before_what_follows_them_is_safe(t
             disk.synced.clear()
             batches = [batch_of(b"x" * 100) for _ in range(3)]
             assert await faults(engine, *batches) == [Fault.NONE] * 3
-            assert sorted(set(disk.synced)) == [str(segment.path) for segment in log.segments]
+            assert {str(segment.path) for segment in log.segments} <= set(disk.synced)
             assert len(log.segments) == 3
 
     run(body)
@@ -277,11 +277,11 @@ def test_a_recovery_point_never_passes_what_was_flushed(tmp_path: Path) -> None:
             disk.hold()
             engine.append("t", 0, [batch_of(b"a")], Acks.LEADER)
             await engine.housekeeping.checkpoint()
-            assert b'"t-0":[0,0]' in (tmp_path / "checkpoint").read_bytes()
+            assert b'"t-0":[0,0' in (tmp_path / "checkpoint").read_bytes()
             disk.release()
             await until(lambda: partition_of(engine)[1].flushed_offset == 1)
             await engine.housekeeping.checkpoint()
-            assert b'"t-0":[1,0]' in (tmp_path / "checkpoint").read_bytes()
+            assert b'"t-0":[1,0' in (tmp_path / "checkpoint").read_bytes()
 
     run(body)
 
@@ -518,13 +518,18 @@ def test_no_room_for_a_checkpoint_stops_nothing(tmp_path: Path) -> None:
                 Fault.NONE
             ]
             refused: list[Path] = []
-            disk.refuse = lambda _, path: (refused.append(path), full_for("replace_whole", "append_to")("", path))[1]
+
+            def refuse(operation: str, path: Path) -> None:
+                refused.append(path)
+                full_for("replace_whole", "append_to")(operation, path)
+
+            disk.refuse = refuse
             await until(lambda: len(refused) > 2)
             assert await faults(engine, batch_of(b"b", producer_id=1, producer_epoch=0, base_sequence=1)) == [
                 Fault.NONE
             ]
             disk.refuse = None
-            await until(lambda: b'"t-0":[2,0]' in (tmp_path / "checkpoint").read_bytes())
+            await until(lambda: b'"t-0":[2,0' in (tmp_path / "checkpoint").read_bytes())
 
     run(body)
 

@@ -68,7 +68,9 @@ def test_nothing_is_elected_and_nothing_moves(admin: AdminClient, kafka_admin: A
 def test_configs_are_listed_and_replaced(admin: AdminClient, kafka_admin: Any, wide_topic: str) -> None:
     assert wide_topic in kafka_admin.list_config_resources(["TOPIC"])["topic"]
     resource = ConfigResource(ResourceType.TOPIC, wide_topic, set_config={"segment.bytes": "1048576"})
-    admin.alter_configs([resource])[resource].result(30)
+    with pytest.deprecated_call():
+        altered = admin.alter_configs([resource])[resource]
+    altered.result(30)
     found = admin.describe_configs([resource])[resource].result(30)
     assert (found["segment.bytes"].value, found["segment.bytes"].is_default) == ("1048576", False)
     assert found["retention.ms"].is_default

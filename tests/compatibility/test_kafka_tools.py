@@ -24,7 +24,7 @@ VERIFIABLE_PRODUCER = "org.apache.kafka.tools.VerifiableProducer"
 VERIFIABLE_CONSUMER = "org.apache.kafka.tools.VerifiableConsumer"
 PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
 CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ConsumerPerformance"
-DUMP_LOG = "kafka.tools.DumpLogSegments"
+DUMP_LOG = "org.apache.kafka.tools.DumpLogSegments"
 BROKER_VERSIONS = "org.apache.kafka.tools.BrokerApiVersionsCommand"
 
 pytestmark = pytest.mark.timeout(300)
@@ -142,7 +142,7 @@ def test_dump_log_reads_our_segments_offsets_and_transactions(broker: Broker) ->
     run(broker, CONSOLE_PRODUCER, "--topic", "dumped", stdin="one\ntwo\n")
     run(broker, CONSOLE_CONSUMER, "--topic", "dumped", "--group", "dumpers", "--from-beginning", "--max-messages", "2")
     tool(
-        KAFKA_4, PRODUCER_PERFORMANCE, "--topic", "dumped", "--num-records", "10", "--record-size", "10",
+        KAFKA_4, PRODUCER_PERFORMANCE, "--topic", "dumped", "--num-records", "3000", "--record-size", "100",
         "--throughput", "-1", "--bootstrap-server", broker.bootstrap, "--transactional-id", "dump-id",
         "--transaction-duration-ms", "50",
     )  # fmt: skip

@@ -189,9 +189,14 @@ def test_the_broker_names_members_that_bring_no_id(driver: Driver, topic: uuid.U
     assert beat(driver, joined.member_id, 1).fault is Fault.NONE
 
 
-def test_a_group_that_does_not_exist_is_not_found(driver: Driver) -> None:
-    assert beat(driver, "a", 1).fault is Fault.GROUP_ID_NOT_FOUND
-    assert beat(driver, "a", -1).fault is Fault.GROUP_ID_NOT_FOUND
+def test_a_member_of_a_group_that_is_gone_may_join_again(driver: Driver, topic: uuid.UUID) -> None:
+    """GROUP_ID_NOT_FOUND would end librdkafka's and Java's consumers."""
+    assert beat(driver, "a", 1).fault is Fault.UNKNOWN_MEMBER_ID
+    join(driver, "a")
+    driver.wait(1_000_000)
+    assert driver.ask(ListGroups()).groups == ()
+    assert beat(driver, "a", 1).fault is Fault.UNKNOWN_MEMBER_ID
+    assert join(driver, "a").fault is Fault.NONE
 
 
 def test_a_group_has_a_greatest_size(topic: uuid.UUID) -> None:

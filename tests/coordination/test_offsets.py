@@ -182,6 +182,17 @@ def test_offsets_expire_when_a_group_that_had_members_is_empty_for_the_retention
     assert group_names(driver) == set()
 
 
+def test_many_offsets_expire_in_several_ticks(driver: Driver) -> None:
+    (member,), generation = driver.stable(1)
+    offsets = tuple(OffsetToCommit("t", partition, 1, 0, "") for partition in range(10_001))
+    driver.ask(CommitOffsets("g", member, None, generation, offsets))
+    driver.ask(LeaveGroup("g", (LeavingMember(member, None),)))
+    driver.now_ms += 8 * DAY_MS
+    assert len(driver.take(driver.coordinator.tick(driver.now_ms)).records) == 10_000
+    driver.wait(1)
+    assert group_names(driver) == set()
+
+
 def test_the_time_of_becoming_empty_survives_a_restart(driver: Driver) -> None:
     _empty_group_with_an_offset(driver)
     driver.wait(6 * DAY_MS)

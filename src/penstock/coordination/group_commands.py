@@ -2,8 +2,9 @@
 
 `GroupCoordinator.handle(command, now_ms, ticket)` returns `Effects`:
 
-1. `records` have been replayed already and must be appended to the shard's log, in this order, in one batch (a
-   transactional one when `producer` is set). If that fails, the shard is unloaded: its state is ahead of its log.
+1. `records` have been replayed already and must be appended to the shard's log, in this order, in one batch unless it
+   were too large (a transactional one when `producer` is set). If that fails, the shard is unloaded: its state is ahead of
+   its log.
 2. `answers` pair a ticket with a result. The ticket is whatever the caller gave with the command; each is answered exactly
    once, in these effects or in later ones (JoinGroup and SyncGroup wait inside the machine). An answer leaves when all
    records that were made before it are flushed.

@@ -70,6 +70,9 @@ from penstock.model.errors import BrokerError, Fault
 
 Group = ClassicGroup | ConsumerGroup
 
+_EXPIRED_PER_TICK_MAX = 10_000
+"""So that one tick writes less than a megabyte; the rest follows at once."""
+
 
 class GroupCoordinator:
     def __init__(
@@ -216,8 +219,10 @@ class GroupCoordinator:
             empty_since_ms = group.empty_since_ms()
             if empty_since_ms is None:
                 continue
-            retention_ms = self._settings.offsets_retention_ms
-            for record in self._offsets.expired(name, empty_since_ms, now_ms, retention_ms):
+            for record in self._offsets.expired(name, empty_since_ms, now_ms, self._settings.offsets_retention_ms):
+                if len(effects.records) >= _EXPIRED_PER_TICK_MAX:
+                    self._expiry_check_ms = now_ms + 1
+                    return
                 effects.write(record)
             if not self._offsets.has_any(name):
                 self._remove(group, effects)
@@ -416,8 +421,11 @@ class GroupCoordinator:
         self, group: ClassicGroup | None, command: ConsumerHeartbeat, effects: Effects
     ) -> ConsumerGroup:
         """A consumer group where there was none, or an empty classic one."""
-        if command.epoch != JOIN_EPOCH or (group is not None and not group.is_empty()):
+        if group is not None and not group.is_empty():
             raise BrokerError(Fault.GROUP_ID_NOT_FOUND, f"Group {command.group} is not a consumer group.")
+        if command.epoch != JOIN_EPOCH:
+            # Kafka says GROUP_ID_NOT_FOUND here too, which ends clients that could simply join again.
+            raise BrokerError(Fault.UNKNOWN_MEMBER_ID, f"Group {command.group} has no member {command.member_id}.")
         if command.subscribed_regex:
             self._topics.resolve(command.subscribed_regex)
         if group is not None:

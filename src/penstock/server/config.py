@@ -170,6 +170,9 @@ class _Found:
         if not parts:
             raise StartError(f"{origin}: {name} has no address")
         self._listeners[dialect] = tuple(_listener(name, part, origin) for part in parts)
+        for field in _NOT_FOR_KAFKA if dialect == "kafka" else ():
+            if any(getattr(listener, field) is not None for listener in self._listeners[dialect]):
+                raise StartError(f"{origin}: {name}.{field} is not for kafka: its producers say it themselves")
         self._origins[name] = origin
 
     def _set_topic_default(self, name: Any, value: Any, origin: str) -> None:
@@ -230,6 +233,9 @@ def _convert(key: ConfigKey, value: Any, origin: str, *, strict: bool) -> Any:
         return msgspec.convert(value, key.type, strict=strict)
     except msgspec.ValidationError:
         raise StartError(f"{origin}: {key.name} = {value!r} is not what it takes ({key.takes})") from None
+
+
+_NOT_FOR_KAFKA = ("acks", "creates_topics", "partitions")
 
 
 def _listener(name: str, written: Any, origin: str) -> Listener:

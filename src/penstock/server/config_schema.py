@@ -36,6 +36,23 @@ class Listener(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     advertised_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None, Meta(description="The port that goes with it.")
     ] = None
+    acks: Annotated[
+        Literal["all", "leader", "none"] | None,
+        Meta(
+            description="When a produce is answered, in dialects that cannot say: all, after it is flushed; leader, after "
+            "it is written; none, at once. Every one is answered. Not for kafka."
+        ),
+    ] = None
+    creates_topics: Annotated[
+        bool | None, Meta(description="Whether a produce to an unknown topic makes it. Not for kafka.")
+    ] = None
+    partitions: Annotated[
+        Annotated[int, Meta(ge=0, le=limits.PARTITIONS_PER_TOPIC_MAX)] | None,
+        Meta(
+            description="Partitions of a topic that a produce makes; 0: as many as the partition asked for needs. Not for "
+            "kafka."
+        ),
+    ] = None
 
     def __str__(self) -> str:
         text = address(self.host, self.port)

@@ -128,7 +128,7 @@ def produce_at(data: Bytes, at: int, stop: int) -> tuple[str, int, Bytes, Bytes 
     return topic, _I32.unpack_from(data, tail_at)[0], data[value_at:tail_at], key, key_at, value_at
 
 
-def cut_run(data: bytes, at: int, stop: int, end: int) -> tuple[ProduceRun | None, int]:
+def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tuple[ProduceRun | None, int]:
     """The run that the PRODUCE frame from `at` to `stop` begins, and where it ends; None when that frame is unsound."""
     first = produce_at(data, at, stop)
     if first is None:
@@ -169,9 +169,10 @@ def cut_run(data: bytes, at: int, stop: int, end: int) -> tuple[ProduceRun | Non
         # a frame of another size
         if end - at < HEADER_BYTES or not starts(lead, at) or not starts(named, at + HEADER_BYTES):
             break
-        stop = at + HEADER_BYTES + number(data, at + 4)[0]
+        length = number(data, at + 4)[0]
+        stop = at + HEADER_BYTES + length
         key_at = at + key_skip
-        if stop > end or key_at > stop:
+        if length > limit_bytes or stop > end or key_at > stop:
             break
         value_at = key_at + number(data, key_at - 4)[0] + 4
         if value_at > stop:

@@ -1,0 +1,221 @@
+"""API-key frames, as FlyMQ's document has them: u32 length, i16 API key, i16 version, payload.
+
+Version 1 has a u32 stream id behind the version, in requests and answers: order holds within a stream only. An answer has an
+i16 error before its payload (Kafka's numbers); with an error the payload is a string that says more.
+
+Consecutive Produces of one read that differ in nothing but one plain message each become a `ProduceRun`, like those of the
+opcode frames; everything else is an `ApiCall`, read when it is performed.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+
+from penstock.dialects.flymq.errors import CODES
+from penstock.dialects.flymq.placing import Columns, Contiguous, Outcome, Placed
+from penstock.dialects.flymq.wire import I16, I32, I64, U16, U32, repeated, string, text_of
+from penstock.model.errors import BrokerError, Fault
+from penstock.records.builder import Bytes
+
+LENGTH_BYTES = 4
+VERSIONS = (0, 1)
+STREAMED = 1
+"""The version with stream ids."""
+NO_KEY = -1
+"""In the answer to a frame that is too short to have a key."""
+
+_HEADER = struct.Struct(">hh")
+_ANSWER = struct.Struct(">Ihhh")
+_STREAM_ANSWER = struct.Struct(">IhhIh")
+_PLACE = struct.Struct(">iq")
+_BATCH_TO_KEY = struct.Struct(">qiBIII")
+"""First offset, last offset delta, compression, bytes of the batch, bytes of its first message, bytes of the key."""
+_NO_HEADERS = bytes(4)
+
+
+class ApiKey(enum.IntEnum):
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+
+
+class ApiCall:
+    __slots__ = ("fault", "key", "payload", "stream", "unordered_key", "version")
+
+    def __init__(self, key: int, version: int, stream: int, payload: Bytes, fault: Fault = Fault.NONE) -> None:
+        self.key = key
+        self.version = version
+        self.stream = stream
+        self.payload = payload
+        self.fault = fault
+        """What is wrong with the frame itself."""
+        self.unordered_key = stream if version == STREAMED else None
+
+    def keep(self) -> None:
+        self.payload = bytes(self.payload)
+
+
+class ProduceRun:
+    __slots__ = ("asked", "keys", "stamps", "stream", "topic", "unordered_key", "values", "version")
+
+    def __init__(
+        self,
+        version: int,
+        stream: int,
+        topic: str,
+        asked: int,
+        values: list[Bytes],
+        keys: list[Bytes | None] | None,
+        stamps: list[bytes],
+    ) -> None:
+        self.version = version
+        self.stream = stream
+        self.topic = topic
+        self.asked = asked
+        self.values = values
+        self.keys = keys
+        self.stamps = stamps
+        """The timestamps as they came: most often they are all the same."""
+        self.unordered_key = stream if version == STREAMED else None
+
+    def keep(self) -> None:
+        """Runs are cut from a copy, so they borrow nothing."""
+
+    def columns(self) -> Columns:
+        stamps = self.stamps
+        timestamps: Sequence[int] | int
+        if stamps.count(stamps[0]) == len(stamps):
+            timestamps = I64.unpack(stamps[0])[0]
+        else:
+            timestamps = [I64.unpack(stamp)[0] for stamp in stamps]
+        return Columns(self.values, self.keys, timestamps)
+
+
+def call_at(data: Bytes, at: int, stop: int) -> ApiCall:
+    """The frame between `at` (behind its length) and `stop`."""
+    if stop - at < _HEADER.size:
+        return ApiCall(NO_KEY, 0, 0, b"", Fault.INVALID_REQUEST)
+    key, version = _HEADER.unpack_from(data, at)
+    at += _HEADER.size
+    if version not in VERSIONS:
+        return ApiCall(key, version, 0, b"", Fault.UNSUPPORTED_VERSION)
+    stream = 0
+    if version == STREAMED:
+        if stop - at < U32.size:
+            return ApiCall(key, version, 0, b"", Fault.INVALID_REQUEST)
+        stream = U32.unpack_from(data, at)[0]
+        at += U32.size
+    return ApiCall(key, version, stream, data[at:stop])
+
+
+def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tuple[ProduceRun | None, int]:
+    """The run that the Produce frame from `at` (its length) to `stop` begins, and where it ends; None when the frame is not
+    one plain message without headers."""
+    version = I16.unpack_from(data, at + LENGTH_BYTES + 2)[0]
+    topic_at = at + LENGTH_BYTES + _HEADER.size
+    stream = 0
+    if version == STREAMED:
+        if topic_at + U32.size > stop:
+            return None, at
+        stream = U32.unpack_from(data, topic_at)[0]
+        topic_at += U32.size
+    if topic_at + 2 > stop:
+        return None, at
+    batch_at = topic_at + 6 + U16.unpack_from(data, topic_at)[0]
+    if batch_at > stop:
+        return None, at
+    try:
+        topic = text_of(data[topic_at + 2 : batch_at - 4])
+    except BrokerError:
+        return None, at
+    named = data[at + LENGTH_BYTES : batch_at]
+    asked = I32.unpack_from(data, batch_at - 4)[0]
+    batch_skip = batch_at - at
+    values: list[Bytes] = []
+    keys: list[Bytes | None] | None = None
+    stamps: list[bytes] = []
+    starts, number = data.startswith, U32.unpack_from
+    while True:
+        key_at = at + batch_skip + _BATCH_TO_KEY.size
+        if key_at > stop:
+            break
+        _, _, compression, batch_bytes, message_bytes, key_bytes = _BATCH_TO_KEY.unpack_from(data, at + batch_skip)
+        value_at = key_at + key_bytes + 4
+        message_end = key_at + message_bytes - 4
+        if compression or batch_bytes != message_bytes + 4 or message_end > stop or value_at > message_end:
+            break
+        value_end = value_at + number(data, value_at - 4)[0]
+        if value_end + 12 > message_end or not starts(_NO_HEADERS, value_end):
+            break
+        key = data[key_at : value_at - 4] if key_bytes else None
+        if key is not None and keys is None:
+            keys = [None] * len(values)
+        if keys is not None:
+            keys.append(key)
+        values.append(data[value_at:value_end])
+        stamps.append(data[value_end + 4 : value_end + 12])
+        size = stop - at
+        if key is None and keys is None and value_end + 12 == stop:
+            # the same again, but for the value and the timestamp
+            head = data[at:value_at]
+            value_skip, end_skip = value_at - at, value_end - at
+            at = stop
+            last = end - size
+            while at <= last and starts(head, at) and starts(_NO_HEADERS, at + end_skip):
+                values.append(data[at + value_skip : at + end_skip])
+                stamps.append(data[at + end_skip + 4 : at + size])
+                at += size
+        else:
+            at = stop
+        if end - at < LENGTH_BYTES or not starts(named, at + LENGTH_BYTES):
+            break
+        length = number(data, at)[0]
+        stop = at + LENGTH_BYTES + length
+        if length > limit_bytes or stop > end:
+            break
+    if not values:
+        return None, at
+    return ProduceRun(version, stream, topic, asked, values, keys, stamps), at
+
+
+# ------------------------------------------------------------------------------------------------------ answers
+
+
+def answer(key: int, version: int, stream: int, payload: bytes, fault: Fault = Fault.NONE) -> bytes:
+    if version == STREAMED:
+        size = _STREAM_ANSWER.size - LENGTH_BYTES + len(payload)
+        return _STREAM_ANSWER.pack(size, key, version, stream, CODES[fault]) + payload
+    return _ANSWER.pack(_ANSWER.size - LENGTH_BYTES + len(payload), key, version, CODES[fault]) + payload
+
+
+def error(key: int, version: int, stream: int, fault: Fault, text: str) -> bytes:
+    return answer(key, version, stream, string(text or fault.value), fault)
+
+
+def answer_run(run: ProduceRun, outcome: Outcome) -> bytes | bytearray:
+    """One answer a frame, in one buffer."""
+    count = len(run.values)
+    if isinstance(outcome, Contiguous):
+        template = _placed_answer(run, Placed(Fault.NONE, outcome.partition, 0))
+        return repeated(template, len(template) - 8, outcome.base_offset, count)
+    return b"".join(_placed_answer(run, placed) for placed in outcome)
+
+
+def _placed_answer(run: ProduceRun, placed: Placed) -> bytes:
+    if placed.fault is not Fault.NONE:
+        return error(ApiKey.PRODUCE, run.version, run.stream, placed.fault, placed.text)
+    return answer(ApiKey.PRODUCE, run.version, run.stream, places([placed]))
+
+
+def places(placed: Sequence[Placed]) -> bytes:
+    return b"".join((U32.pack(len(placed)), *(_PLACE.pack(row.partition, row.offset) for row in placed)))

@@ -1,0 +1,236 @@
+"""Groups by API key: the document's state machine is the coordinator's classic group, and the broker assigns.
+
+A member says its topics and a strategy; its subscription in the group is just that. When a generation begins, the
+coordinator tells the leader's join who is in it. The broker makes the assignment of that at once and hands it in as the
+leader's sync, so nobody waits for a leader that may have died, and every SyncGroup finds its share. What is stored as a
+member's assignment is the payload of its SyncGroup answer.
+
+Members of other protocols do not mix with these: their protocol type differs, and the second kind is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.coordination.assignors import Subscriber, assign_range, assign_round_robin
+from penstock.coordination.group_commands import (
+    NO_GENERATION,
+    NO_MEMBER,
+    CommitOffsets,
+    CommitResult,
+    FetchOffsets,
+    FetchResult,
+    Heartbeat,
+    HeartbeatResult,
+    JoinGroup,
+    JoinResult,
+    LeaveGroup,
+    LeaveResult,
+    LeavingMember,
+    OffsetToCommit,
+    SyncGroup,
+    SyncResult,
+)
+from penstock.dialects.flymq.errors import CODES, check_group, checked
+from penstock.dialects.flymq.turns import follow
+from penstock.dialects.flymq.wire import I16, I32, I64, Reader, array, ints, string
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.pending import Pending
+
+if TYPE_CHECKING:
+    from penstock.dialects.flymq.service import FlyMQService
+    from penstock.dialects.flymq.session import FlyMQSession
+
+PROTOCOL_TYPE = "flymq"
+CLIENT_ID = "flymq"
+"""API-key frames have no client id; member ids begin with this."""
+NO_LEADER_EPOCH = -1
+NO_OFFSET = -1
+
+Shares = dict[str, dict[str, frozenset[int]]]
+STRATEGIES: Mapping[str, Callable[[Mapping[str, Subscriber[str]], Mapping[str, int]], Shares]] = {
+    "range": assign_range,
+    "roundrobin": assign_round_robin,
+}
+
+
+def find_coordinator(service: FlyMQService, session: FlyMQSession, reader: Reader) -> bytes:
+    check_group(reader.string())
+    host, port = service.settings.advertised_host, service.settings.advertised_port
+    return I32.pack(service.engine.identity.node_id) + string(host) + I32.pack(port)
+
+
+# ---- membership ---------------------------------------------------------------------------------------------------
+
+
+def join_group(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+    group, member = check_group(reader.string()), reader.string()
+    session_timeout_ms, rebalance_timeout_ms = reader.i32(), reader.i32()
+    strategy = reader.string()
+    topics = reader.array(reader.string, 2)
+    if strategy not in STRATEGIES:
+        raise BrokerError(Fault.UNSUPPORTED_ASSIGNOR, f'strategy {strategy!r}: "range" and "roundrobin" are known')
+    command = JoinGroup(
+        group,
+        member,
+        None,
+        CLIENT_ID,
+        session.client_host,
+        session_timeout_ms,
+        rebalance_timeout_ms,
+        PROTOCOL_TYPE,
+        ((strategy, array([string(topic) for topic in sorted(set(topics))])),),
+    )
+    asked = service.engine.groups.ask(group, command)
+    if isinstance(asked, Fault):
+        raise BrokerError(asked)
+    # Not abandoned with its connection: the others of the generation need the assignment all the same.
+    answer: Pending[Any] = Pending()
+
+    def joined(result: JoinResult | Fault) -> None:
+        if isinstance(result, Fault):
+            answer.complete(BrokerError(result))
+        elif result.fault is not Fault.NONE:
+            answer.complete(BrokerError(result.fault))
+        else:
+            if result.leader == result.member_id:
+                _assign(service, group, result)
+            answer.complete(I32.pack(result.generation) + string(result.member_id) + string(result.leader))
+
+    asked.then(joined)
+    return answer
+
+
+def _assign(service: FlyMQService, group: str, result: JoinResult) -> None:
+    """Hand in the leader's sync for it."""
+    members = {member.member_id: Subscriber(_topics(member.metadata), {}) for member in result.members}
+    if not members:
+        return  # a leader that missed an answer: the generation has its assignment
+    topics = {topic for member in members.values() for topic in member.topics}
+    counts = {topic: count for topic in sorted(topics) if (count := service.placing.partitions(topic))}
+    shares = STRATEGIES[result.protocol or "range"](members, counts)
+    assignments = {member: _encoded(share) for member, share in shares.items()}
+    service.engine.groups.ask(
+        group,
+        SyncGroup(group, result.member_id, None, result.generation, PROTOCOL_TYPE, result.protocol, assignments),
+    )
+
+
+def _topics(subscription: bytes) -> frozenset[str]:
+    reader = Reader(subscription)
+    return frozenset(reader.array(reader.string, 2))
+
+
+def _encoded(share: Mapping[str, frozenset[int]]) -> bytes:
+    return array([string(topic) + ints(sorted(share[topic])) for topic in sorted(share)])
+
+
+def sync_group(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+    group, generation, member = check_group(reader.string()), reader.i32(), reader.string()
+
+    def synced(result: SyncResult | Fault) -> bytes:
+        checked(result if isinstance(result, Fault) else result.fault)
+        assert isinstance(result, SyncResult)
+        return result.assignment or array([])
+
+    command = SyncGroup(group, member, None, generation, PROTOCOL_TYPE, None, {})
+    return follow(service.engine.groups.ask(group, command), synced)
+
+
+def heartbeat(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+    group, generation, member = check_group(reader.string()), reader.i32(), reader.string()
+
+    def answered(result: HeartbeatResult | Fault) -> bytes:
+        checked(result if isinstance(result, Fault) else result.fault)
+        return b""
+
+    return follow(service.engine.groups.ask(group, Heartbeat(group, member, None, generation)), answered)
+
+
+def leave_group(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+    group, member = check_group(reader.string()), reader.string()
+
+    def left(result: LeaveResult | Fault) -> bytes:
+        checked(result if isinstance(result, Fault) else result.fault)
+        assert isinstance(result, LeaveResult)
+        checked(result.members[0][1])
+        return b""
+
+    return follow(service.engine.groups.ask(group, LeaveGroup(group, (LeavingMember(member, None),))), left)
+
+
+# ---- offsets ------------------------------------------------------------------------------------------------------
+
+_COMMIT_BYTES_MIN = 2 + 4 + 8 + 2
+_PLACE_BYTES_MIN = 2 + 4
+
+
+def offset_commit(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+    group, generation, member = check_group(reader.string()), reader.i32(), reader.string()
+
+    def item() -> OffsetToCommit:
+        topic, partition, offset = reader.string(), reader.i32(), reader.i64()
+        return OffsetToCommit(topic, partition, offset, NO_LEADER_EPOCH, reader.string())
+
+    offsets = reader.array(item, _COMMIT_BYTES_MIN)
+    refused = {
+        (offset.topic, offset.partition): fault for offset in offsets if (fault := _commit_fault(service, offset))
+    }
+    allowed = tuple(offset for offset in offsets if (offset.topic, offset.partition) not in refused)
+
+    def committed(result: CommitResult | Fault) -> bytes:
+        whole, some = (result, {}) if isinstance(result, Fault) else (result.fault, result.refused)
+        rows = []
+        for topic, partition, _, _, _ in offsets:
+            place = topic, partition
+            fault = refused.get(place) or (some.get(place, Fault.NONE) if whole is Fault.NONE else whole)
+            rows.append(string(topic) + I32.pack(partition) + I16.pack(CODES[fault]))
+        return array(rows)
+
+    if not allowed:
+        return committed(CommitResult(Fault.NONE))
+    command = CommitOffsets(group, member or NO_MEMBER, None, max(generation, NO_GENERATION), allowed)
+    return follow(service.engine.groups.ask(group, command), committed)
+
+
+def _commit_fault(service: FlyMQService, offset: OffsetToCommit) -> Fault | None:
+    if service.engine.partition(offset.topic, offset.partition) is None:
+        return Fault.UNKNOWN_TOPIC_OR_PARTITION
+    return Fault.OFFSET_OUT_OF_RANGE if offset.offset < 0 else None
+
+
+_TIMES = struct.Struct(">qh")
+
+
+def offset_fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+    group = check_group(reader.string())
+    places = reader.array(lambda: (reader.string(), reader.i32()), _PLACE_BYTES_MIN)
+    wanted: dict[str, tuple[int, ...]] = {}
+    for topic, partition in places:
+        wanted[topic] = (*wanted.get(topic, ()), partition)
+
+    def fetched(result: FetchResult | Fault) -> bytes:
+        checked(result if isinstance(result, Fault) else result.fault)
+        assert isinstance(result, FetchResult)
+        rows = []
+        for topic, partition in places:
+            value = result.offsets[topic][partition].value
+            offset, metadata, at_ms = (NO_OFFSET, "", -1)
+            if value is not None:
+                offset, metadata, at_ms = value.offset, value.metadata or "", value.commit_timestamp_ms
+            rows.append(
+                b"".join(
+                    (
+                        string(topic),
+                        I32.pack(partition),
+                        I64.pack(offset),
+                        string(metadata),
+                        _TIMES.pack(at_ms, CODES[Fault.NONE]),
+                    )
+                )
+            )
+        return array(rows)
+
+    return follow(service.engine.groups.ask(group, FetchOffsets(group, wanted)), fetched)

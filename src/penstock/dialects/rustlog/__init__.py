@@ -1,0 +1,1 @@
+"""RustLog: length-prefixed frames that hold JSON or a binary request, told apart by their first byte."""

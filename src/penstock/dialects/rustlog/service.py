@@ -1,0 +1,271 @@
+"""What all RustLog connections of a listener share: the engine, the settings, the counts, and what each request does.
+
+The two forms share the topics and the groups and differ in rules, each as its text has it:
+
+- Fetch with a group. JSON: from the larger of the committed and the requested offset, and from the requested one when
+  nothing is committed. Binary: from the committed offset, and nothing at all when nothing is committed.
+- Fetch outside the log. JSON: below its start an error, past its end no records and the log end. Binary: below its start
+  the first records there are, past its end no records and the offset that was asked for.
+- `max_bytes`. JSON counts payloads and always gives one record. Binary counts 12 bytes more for each, and 0 gives none.
+- OffsetCommit for a partition that does not exist. JSON: no success. Binary: success.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from penstock.broker.embedded import EmbeddedEngine
+from penstock.broker.engine import NewTopic, RecordsRead, RunAppended, TopicResult
+from penstock.coordination.group_commands import (
+    NO_GENERATION,
+    NO_MEMBER,
+    CommitOffsets,
+    CommitResult,
+    FetchOffsets,
+    FetchResult,
+    OffsetToCommit,
+)
+from penstock.dialects.rustlog.binary_form import FETCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, RECORD_WEIGHT_BYTES
+from penstock.dialects.rustlog.requests import (
+    CreateTopic,
+    Fetch,
+    Fetched,
+    Form,
+    OffsetCommit,
+    OffsetFetch,
+    ProduceRun,
+    Refusal,
+)
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.ids import topic_name
+from penstock.model.listeners import ListenerSettings
+from penstock.model.pending import Pending, when
+from penstock.records.record import Record
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+FETCH_RECORDS_MAX = 16_384
+"""Records in one answer: more of them would hold up the other connections; `next_offset` says where to go on."""
+GROUP_BYTES_MAX = 255
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_I64_MAX = 2**63 - 1
+_I32_MAX = 2**31 - 1
+
+
+class RustLogService:
+    def __init__(self, engine: EmbeddedEngine, settings: ListenerSettings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.connections = 0
+        self.messages_produced = 0
+        self.messages_fetched = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    # ------------------------------------------------------------------------------------------------ produce
+
+    def append(self, run: ProduceRun) -> RunAppended | Pending[RunAppended]:
+        if run.values:
+            return self.engine.append_run(run.topic, run.partition, run.values, None, self.settings.acks)
+        known = self.engine.partition(run.topic, run.partition) is not None
+        return RunAppended(Fault.NONE if known else Fault.UNKNOWN_TOPIC_OR_PARTITION, 0, 0)
+
+    def makes(self, run: ProduceRun) -> bool:
+        """Whether a produce to that partition, which does not exist, is to make it."""
+        settings = self.settings
+        if not settings.creates_topics:
+            return False
+        if self.engine.topic(run.topic) is None:
+            return run.partition < (settings.partitions or settings.partitions_max)
+        return not settings.partitions and run.partition < settings.partitions_max
+
+    def make(self, run: ProduceRun) -> Pending[Fault]:
+        """Make the topic of the run, or as many partitions as it needs. Somebody else may just have done it."""
+        partitions = self.settings.partitions or run.partition + 1
+        if self.engine.topic(run.topic) is None:
+            made = self.engine.create_topics([NewTopic(run.topic, partitions)], validate_only=False)
+        else:
+            made = self.engine.add_partitions([(run.topic, partitions)], validate_only=False)
+        return made.map(lambda results: results[0].fault)
+
+    # ------------------------------------------------------------------------------------------------ fetch
+
+    def fetch(self, request: Fetch) -> Fetched | Refusal | Pending[Fetched | Refusal]:
+        if self.engine.partition(request.topic, request.partition) is None:
+            return Refusal(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+        if not request.group:
+            return self._read(request, request.offset)
+
+        def from_committed(committed: int | Refusal | None) -> Fetched | Refusal | Pending[Fetched | Refusal]:
+            if isinstance(committed, Refusal):
+                return committed
+            if request.form is Form.JSON:
+                return self._read(request, max(request.offset, committed or 0))
+            return Fetched((), 0) if committed is None else self._read(request, committed)
+
+        return in_turn(self._committed(request.group, request.topic, request.partition), from_committed)
+
+    def _read(self, request: Fetch, offset: int) -> Fetched | Refusal | Pending[Fetched | Refusal]:
+        is_json = request.form is Form.JSON
+        max_bytes = min(request.max_bytes, self.settings.frame_bytes_max)
+        records_max = FETCH_RECORDS_MAX
+        if not is_json:
+            if not max_bytes:
+                return Fetched((), offset)
+            records_max = max(1, min(records_max, max_bytes // RECORD_WEIGHT_BYTES))
+
+        def taken(found: RecordsRead) -> Fetched | Refusal | Pending[Fetched | Refusal]:
+            if found.fault is Fault.OFFSET_OUT_OF_RANGE:
+                if offset >= found.log_start_offset:
+                    return Fetched((), found.high_watermark if is_json else offset)
+                if is_json:
+                    text = f"offset={offset}, log start offset={found.log_start_offset}"
+                    return Refusal(Fault.OFFSET_OUT_OF_RANGE, text)
+                return self._read(request, found.log_start_offset)
+            if found.fault is not Fault.NONE:
+                return Refusal(found.fault)
+            if is_json:
+                return Fetched(found.records, found.next_offset)
+            return self._fitting(found, offset, max_bytes)
+
+        read = self.engine.read_records(request.topic, request.partition, offset, records_max, max_bytes)
+        return in_turn(read, taken)
+
+    def _fitting(self, found: RecordsRead, offset: int, max_bytes: int) -> Fetched | Refusal:
+        """What a binary answer takes: within `max_bytes`, and without a gap, so that its next offset dates every record."""
+        records: list[Record] = []
+        weight = 0
+        for record in found.records:
+            size = len(record.value or b"")
+            weight += RECORD_WEIGHT_BYTES + size
+            if records and (weight > max_bytes or record.offset != records[-1].offset + 1):
+                break
+            if size > self.settings.frame_bytes_max - FETCH_OVERHEAD_BYTES - RECORD_OVERHEAD_BYTES:
+                return self.too_large(record)
+            records.append(record)
+        if records:
+            return Fetched(records, records[-1].offset + 1)
+        return Fetched((), max(offset, found.next_offset))
+
+    def too_large(self, record: Record) -> Refusal:
+        size = len(record.value or b"")
+        limit = self.settings.frame_bytes_max
+        return Refusal(
+            Fault.MESSAGE_TOO_LARGE,
+            f"the record at offset {record.offset} has {size} bytes and does not fit a frame of {limit}; "
+            f"go on at {record.offset + 1}",
+        )
+
+    # ------------------------------------------------------------------------------------------------ offsets
+
+    def commit(self, request: OffsetCommit) -> Refusal | Pending[Refusal | None] | None:
+        """None when it is committed."""
+        group, topic, partition, offset = request.group, request.topic, request.partition, request.offset
+        if not _is_group(group):
+            return Refusal(Fault.INVALID_GROUP_ID)
+        if request.form is Form.JSON and self.engine.partition(topic, partition) is None:
+            return Refusal(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+        if partition > _I32_MAX:
+            return Refusal(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+        if offset > _I64_MAX:
+            return Refusal(Fault.OFFSET_OUT_OF_RANGE, f"an offset is at most {_I64_MAX}")
+        try:
+            topic_name(topic)
+        except BrokerError as error:
+            return Refusal(error.fault, error.text)
+        place = OffsetToCommit(topic, partition, offset, -1, "")
+        command = CommitOffsets(group, NO_MEMBER, None, NO_GENERATION, (place,))
+        asked: Any = self.engine.groups.ask(group, command)
+
+        def committed(result: CommitResult | Fault) -> Refusal | None:
+            fault = result if isinstance(result, Fault) else result.fault
+            return None if fault is Fault.NONE else Refusal(fault)
+
+        return when(asked, committed)
+
+    def committed(self, request: OffsetFetch) -> int | Refusal | Pending[int | Refusal | None] | None:
+        return self._committed(request.group, request.topic, request.partition)
+
+    def _committed(
+        self, group: str, topic: str, partition: int
+    ) -> int | Refusal | Pending[int | Refusal | None] | None:
+        if not _is_group(group):
+            return Refusal(Fault.INVALID_GROUP_ID)
+        command = FetchOffsets(group, {topic: (partition,)})
+        asked: Any = self.engine.groups.ask(group, command)
+
+        def offset_of(result: FetchResult | Fault) -> int | Refusal | None:
+            if isinstance(result, Fault):
+                return Refusal(result)
+            if result.fault is not Fault.NONE:
+                return Refusal(result.fault)
+            value = result.offsets[topic][partition].value
+            return None if value is None or value.offset < 0 else value.offset
+
+        return when(asked, offset_of)
+
+    # ------------------------------------------------------------------------------------------------ topics
+
+    def create(self, request: CreateTopic) -> Refusal | Pending[Refusal | None] | None:
+        """None when it is created."""
+        count = request.partitions
+        if not count:
+            return Refusal(Fault.INVALID_PARTITIONS, "Invalid partition count: 0")
+        made = self.engine.create_topics([NewTopic(request.topic, count)], validate_only=False)
+
+        def created(results: list[TopicResult]) -> Refusal | None:
+            fault, text = results[0].fault, results[0].text or ""
+            if fault is Fault.INVALID_PARTITIONS:
+                text = f"Invalid partition count: {count}: {text}"
+            return None if fault is Fault.NONE else Refusal(fault, text)
+
+        return made.map(created)
+
+    def topics(self) -> list[tuple[str, int]]:
+        """Names and partitions, sorted by name; the broker's own topics are not listed, though they can be read."""
+        return [(topic.name, len(topic.partitions)) for topic in self.engine.topics() if not topic.internal]
+
+    def high_watermarks(self, topic: str) -> list[int] | None:
+        info = self.engine.topic(topic)
+        if info is None:
+            return None
+        return [self.high_watermark(topic, at.partition) or 0 for at in info.partitions]
+
+    def high_watermark(self, topic: str, partition: int) -> int | None:
+        found = self.engine.partition(topic, partition)
+        return None if found is None else found.high_watermark
+
+    def metrics(self) -> str:
+        """What this listener counts, under the original's names; of the others it has, nothing would be counted."""
+        rows = (
+            ("messages_produced_total", "counter", self.messages_produced),
+            ("messages_fetched_total", "counter", self.messages_fetched),
+            ("bytes_in_total", "counter", self.bytes_in),
+            ("bytes_out_total", "counter", self.bytes_out),
+            ("active_connections", "gauge", self.connections),
+        )
+        return "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in rows)
+
+
+def _is_group(name: str) -> bool:
+    return 0 < len(name.encode()) <= GROUP_BYTES_MAX and _CONTROL.search(name) is None
+
+
+def in_turn(first: T | Pending[T], then: Callable[[T], U | Pending[U]]) -> U | Pending[U]:
+    """Ask `then` as soon as `first` is answered."""
+    if not isinstance(first, Pending):
+        return then(first)
+    last: Pending[U] = Pending(first.abandon)
+
+    def go_on(result: T) -> None:
+        following = then(result)
+        if isinstance(following, Pending):
+            following.then(last.complete)
+        else:
+            last.complete(following)
+
+    first.then(go_on)
+    return last

@@ -1,0 +1,332 @@
+"""One RustLog connection: frames in, requests to the broker, frames out. No I/O and no clock.
+
+A frame is a u32 length and a payload of at most 10 MiB; a payload that begins with `{` is JSON, any other is binary, and
+both may be mixed on a connection. Consecutive produces of one form for one partition are performed as one `ProduceRun`.
+
+A payload that is no request is answered with an error and the connection stays. A length of zero or above the limit is
+answered with an error, in the form that the connection spoke last, and the connection is closed: where the next frame
+begins cannot be known.
+
+Requests take effect in their order. While a topic is being made, later requests of the connection wait for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from penstock.broker.engine import Bytes, RunAppended
+from penstock.dialects.rustlog import binary_form, json_form
+from penstock.dialects.rustlog.binary_form import SIZE_BYTES, DecodeError, ProduceHead
+from penstock.dialects.rustlog.errors import Code, code_and_text, json_text, shown
+from penstock.dialects.rustlog.requests import (
+    CreateTopic,
+    DescribePartition,
+    DescribeTopic,
+    Fetch,
+    Fetched,
+    Form,
+    ListTopics,
+    Metrics,
+    OffsetCommit,
+    OffsetFetch,
+    ProduceRun,
+    Ready,
+    Refusal,
+    Request,
+)
+from penstock.dialects.rustlog.service import RustLogService, in_turn
+from penstock.model.chunks import Chunk
+from penstock.model.errors import Fault
+from penstock.model.fed import Fed
+from penstock.model.pending import Pending
+
+_SIZE = struct.Struct(">I")
+_OPENING_BRACE = 0x7B
+COPIED_BYTES_MAX = 256 * 1024
+"""Slices of bytes are cheaper than slices of a view: what one read delivers is copied once. Large frames are not."""
+JSON_OFFSET_BYTES_MAX = 21
+"""The digits of an offset and a comma, in the answer to a JSON produce."""
+
+
+class RustLogSession:
+    __slots__ = ("_form", "_head", "_service", "_turn", "client_host")
+
+    def __init__(self, service: RustLogService, client_host: str = "") -> None:
+        self._service = service
+        self.client_host = client_host
+        self._form = Form.BINARY
+        self._head: ProduceHead | None = None
+        self._turn: deque[tuple[Request, Pending[Any]]] | None = None
+        """Requests that wait for a topic to be made; None when none is being made."""
+        service.connections += 1
+
+    # ------------------------------------------------------------------------------------------------ bytes in
+
+    def feed(self, view: memoryview) -> Fed:
+        end = len(view)
+        data: Bytes = bytes(view) if end <= COPIED_BYTES_MAX else view
+        frame_bytes_max = self._service.settings.frame_bytes_max
+        requests: list[Request] = []
+        at = needed = 0
+        fatal = None
+        while end - at >= SIZE_BYTES:
+            head = self._head
+            if head is not None:
+                values, at = head.cut(data, at, end, frame_bytes_max)
+                if values:
+                    self._form = Form.BINARY
+                    run = _run_at_end(requests, Form.BINARY, head.topic, head.partition)
+                    if run is None:
+                        requests.append(ProduceRun(Form.BINARY, head.topic, head.partition, values, 1))
+                    else:
+                        run.add_singles(values)
+                    if end - at < SIZE_BYTES:
+                        break
+            size: int = _SIZE.unpack_from(data, at)[0]
+            start = at + SIZE_BYTES
+            if not 0 < size <= frame_bytes_max:
+                if size and start < end:
+                    self._form = Form.JSON if data[start] == _OPENING_BRACE else Form.BINARY
+                requests.append(Ready(_size_refused(self._form, size, frame_bytes_max)))
+                fatal = f"a frame of {size} bytes; 1 to {frame_bytes_max} are allowed"
+                break
+            stop = start + size
+            if stop > end:
+                needed = SIZE_BYTES + size
+                break
+            self._cut(data, start, stop, requests)
+            at = stop
+        self._service.bytes_in += at
+        return Fed(at, needed, requests, fatal)
+
+    def _cut(self, data: Bytes, start: int, stop: int, requests: list[Request]) -> None:
+        """Add the request of one payload to those before it."""
+        first = data[start]
+        if first == _OPENING_BRACE:
+            self._form = Form.JSON
+            self._cut_json(data[start:stop], requests)
+            return
+        self._form = Form.BINARY
+        try:
+            if first != binary_form.PRODUCE:
+                requests.append(binary_form.read_request(data, start, stop))
+                return
+            topic, partition, values, head = binary_form.read_produce(data, start, stop)
+        except DecodeError as error:
+            requests.append(Ready(binary_form.decode_failed(str(error))))
+            return
+        if head is not None:
+            self._head = head
+        _add_produce(requests, Form.BINARY, topic, partition, values)
+
+    def _cut_json(self, payload: Bytes, requests: list[Request]) -> None:
+        try:
+            request = json_form.read_request(payload)
+        except json_form.ParseError as error:
+            requests.append(Ready(json_form.parse_failed(str(error))))
+            return
+        if not isinstance(request, json_form.Produce):
+            requests.append(request)
+            return
+        records_max = self._service.settings.frame_bytes_max // JSON_OFFSET_BYTES_MAX
+        if len(request.values) > records_max:
+            text = f"{len(request.values)} records; the offsets of {records_max} at most fit an answer"
+            requests.append(Ready(json_form.parse_failed(text)))
+            return
+        _add_produce(requests, Form.JSON, request.topic, request.partition, request.values)
+
+    # ------------------------------------------------------------------------------------------------ broker
+
+    def perform(self, request: Request) -> Any:
+        if self._turn is not None:
+            if type(request) is ProduceRun:
+                request.own()
+            later: Pending[Any] = Pending()
+            self._turn.append((request, later))
+            return later
+        if type(request) is ProduceRun:
+            appended = self._service.append(request)
+            if (
+                type(appended) is RunAppended
+                and appended.fault is Fault.UNKNOWN_TOPIC_OR_PARTITION
+                and self._service.makes(request)
+            ):
+                request.own()
+                return self._holding(in_turn(self._service.make(request), partial(self._append_made, request)))
+            return appended
+        if type(request) is Ready:
+            return None
+        return _PERFORM[type(request)](self, request)
+
+    def _append_made(self, run: ProduceRun, fault: Fault) -> RunAppended | Pending[RunAppended]:
+        if fault is Fault.NONE or self._service.engine.partition(run.topic, run.partition) is not None:
+            return self._service.append(run)
+        return RunAppended(fault)
+
+    def _create(self, request: CreateTopic) -> Any:
+        return self._holding(self._service.create(request))
+
+    def _holding(self, result: Any) -> Any:
+        """Let later requests wait until `result` is there."""
+        if not isinstance(result, Pending) or result.done:
+            return result
+        self._turn = deque()
+        held: Pending[Any] = Pending()
+
+        def go_on(value: Any) -> None:
+            held.complete(value)
+            turn, self._turn = self._turn, None
+            for request, later in turn or ():
+                answered = self.perform(request)
+                if isinstance(answered, Pending):
+                    answered.then(later.complete)
+                else:
+                    later.complete(answered)
+
+        result.then(go_on)
+        return held
+
+    # ------------------------------------------------------------------------------------------------ bytes out
+
+    def answer(self, request: Request, result: Any) -> list[Chunk]:
+        if type(request) is ProduceRun:
+            frame = self._answer_run(request, result)
+        elif type(request) is Ready:
+            frame = request.frame
+        else:
+            frame = _ANSWER[type(request)](self, request, result)
+        self._service.bytes_out += len(frame)
+        return [frame]
+
+    def _answer_run(self, run: ProduceRun, result: RunAppended) -> bytes:
+        fault, base_offset, written, text = result
+        self._service.messages_produced += written
+        is_json = run.form is Form.JSON
+        if run.counts is None and fault is Fault.NONE:
+            singles = json_form.produced_singles if is_json else binary_form.produced_singles
+            return singles(base_offset, written)
+        produced = json_form.produced if is_json else binary_form.produced
+        refused = b""
+        if fault is not Fault.NONE:
+            refused = _refused(run.form, Refusal(fault, text), run.topic, run.partition, Code.WRITE)
+        out = []
+        done = 0
+        for count in run.counts or [1] * len(run.values):
+            if fault is not Fault.NONE and (not written or done + count > written):
+                out.append(refused)
+            else:
+                out.append(produced(base_offset + done if count else 0, count))
+            done += count
+        return b"".join(out)
+
+    def _answer_fetch(self, request: Fetch, result: Fetched | Refusal) -> bytes:
+        if isinstance(result, Fetched):
+            self._service.messages_fetched += len(result.records)
+            if request.form is Form.BINARY:
+                return binary_form.fetched([record.value or b"" for record in result.records], result.next_offset)
+            frame = json_form.fetched(result.records, result.next_offset, self._service.settings.frame_bytes_max)
+            if frame is not None:
+                return frame
+            result = self._service.too_large(result.records[0])
+        return _refused(request.form, result, request.topic, request.partition, Code.FETCH)
+
+    def _answer_commit(self, request: OffsetCommit, refusal: Refusal | None) -> bytes:
+        if request.form is Form.JSON:
+            return json_form.committed(success=refusal is None)
+        if refusal is None or refusal.fault is Fault.UNKNOWN_MEMBER_ID:  # the group has members, and this is none
+            return binary_form.committed(success=refusal is None)
+        return _refused(request.form, refusal, request.topic, request.partition, Code.COMMIT)
+
+    def _answer_offset(self, request: OffsetFetch, result: int | Refusal | None) -> bytes:
+        if isinstance(result, Refusal):
+            return _refused(request.form, result, request.topic, request.partition, Code.INTERNAL)
+        return json_form.offset_fetched(result) if request.form is Form.JSON else binary_form.offset_fetched(result)
+
+    def _answer_create(self, request: CreateTopic, refusal: Refusal | None) -> bytes:
+        if refusal is None:
+            return binary_form.created()
+        return _refused(Form.BINARY, refusal, request.topic, 0, Code.INTERNAL)
+
+    def _answer_topics(self, _request: ListTopics, topics: list[tuple[str, int]]) -> bytes:
+        frame = binary_form.topics_listed(topics)
+        limit = self._service.settings.frame_bytes_max
+        if len(frame) - SIZE_BYTES > limit:
+            return binary_form.error(
+                Code.INTERNAL, f"Internal error: {len(topics)} topics do not fit a frame of {limit}"
+            )
+        return frame
+
+    def _answer_topic(self, request: DescribeTopic, high_watermarks: list[int] | None) -> bytes:
+        if high_watermarks is None:
+            text = f"DescribeTopic failed: Topic '{shown(request.topic)}' not found"
+            return binary_form.error(Code.DESCRIBE_TOPIC, text)
+        return binary_form.topic_described(request.topic, high_watermarks)
+
+    def _answer_partition(self, request: DescribePartition, high_watermark: int | None) -> bytes:
+        topic, partition = request
+        if high_watermark is None:
+            text = f"DescribePartition failed: Partition {partition} not found in topic '{shown(topic)}'"
+            return binary_form.error(Code.DESCRIBE_PARTITION, text)
+        return binary_form.partition_described(topic, partition, high_watermark)
+
+    def closed(self) -> None:
+        self._service.connections -= 1
+        self._head = None
+
+
+_PERFORM: dict[type, Callable[[RustLogSession, Any], Any]] = {
+    Fetch: lambda session, request: session._service.fetch(request),
+    OffsetCommit: lambda session, request: session._service.commit(request),
+    OffsetFetch: lambda session, request: session._service.committed(request),
+    CreateTopic: RustLogSession._create,
+    ListTopics: lambda session, _: session._service.topics(),
+    DescribeTopic: lambda session, request: session._service.high_watermarks(request.topic),
+    DescribePartition: lambda session, request: session._service.high_watermark(request.topic, request.partition),
+    Metrics: lambda session, _: session._service.metrics(),
+}
+
+_ANSWER: dict[type, Callable[[RustLogSession, Any, Any], bytes]] = {
+    Fetch: RustLogSession._answer_fetch,
+    OffsetCommit: RustLogSession._answer_commit,
+    OffsetFetch: RustLogSession._answer_offset,
+    CreateTopic: RustLogSession._answer_create,
+    ListTopics: RustLogSession._answer_topics,
+    DescribeTopic: RustLogSession._answer_topic,
+    DescribePartition: RustLogSession._answer_partition,
+    Metrics: lambda _session, _request, text: binary_form.metrics(text),
+}
+
+
+def _run_at_end(requests: list[Request], form: Form, topic: str, partition: int) -> ProduceRun | None:
+    last = requests[-1] if requests else None
+    if type(last) is ProduceRun and last.takes(form, topic, partition):
+        return last
+    return None
+
+
+def _add_produce(requests: list[Request], form: Form, topic: str, partition: int, values: list[Bytes]) -> None:
+    run = _run_at_end(requests, form, topic, partition)
+    if run is None:
+        requests.append(ProduceRun(form, topic, partition, values, len(values)))
+    else:
+        run.add(values, len(values))
+
+
+def _refused(form: Form, refusal: Refusal, topic: str, partition: int, failure: Code) -> bytes:
+    if form is Form.JSON:
+        return json_form.error(json_text(refusal, topic, partition, failure))
+    return binary_form.error(*code_and_text(refusal, topic, partition, failure))
+
+
+def _size_refused(form: Form, size: int, frame_bytes_max: int) -> bytes:
+    if form is Form.JSON:
+        if not size:
+            return json_form.parse_failed("a frame without payload")
+        return json_form.error(f"max frame size exceeded: {size} bytes (max: {frame_bytes_max})")
+    if not size:
+        return binary_form.error(Code.INTERNAL, "Frame error: invalid protocol: zero-length frame")
+    return binary_form.error(Code.INTERNAL, f"Frame error: frame too large: {size} bytes (max: {frame_bytes_max})")
