@@ -168,6 +168,8 @@ def test_an_unknown_dialect_is_refused_with_those_served() -> None:
         ("topic_defaults: {retention: 1}", "retention is not a topic config here"),
         ("topic_defaults: {min.compaction.lag.ms: 2, max.compaction.lag.ms: 1}", "min.compaction.lag.ms = 2 is more"),
         ("net: {frame_bytes_max: 2000, in_flight_bytes_max: 1999}", "the largest request could never be received"),
+        ("groups: {session_timeout_min_ms: 9, session_timeout_max_ms: 8}", "no member could join"),
+        ("groups: {consumer_session_timeout_ms: 5000}", "every member would be out"),
         ("data_dir: [a]", "data_dir must be a path"),
         ("data_dir: ''", "data_dir must be a path"),
         ("- a", "a mapping of sections is expected, not list"),

@@ -26,7 +26,7 @@ from tests.raw_peer import (
     request,
 )
 
-FRAME_DEADLINE_MS = 1_500
+FRAME_DEADLINE_MS = 2_500
 LARGE_BYTES = 24_000_000
 BATCH = bytes(build_batch([NewRecord(1_000, b"k", b"v")]))
 

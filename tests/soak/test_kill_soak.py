@@ -37,7 +37,9 @@ def test_25_kills_lose_double_and_move_nothing(tmp_path: Path) -> None:
 
 
 def keep(name: str, figures: dict[str, object]) -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent)
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, text=True, cwd=RESULTS.parent
+    )
     where = {"commit": commit.stdout.strip(), "python": platform.python_version(), "machine": platform.machine()}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({**where, **figures}, indent=2) + "\n")

@@ -208,7 +208,7 @@ def run(examples: int) -> None:
 
 
 def test_200_power_cuts_lose_nothing_flushed_and_serve_nothing_wrong() -> None:
-    run(60)
+    run(25)
     assert PowerCuts.cuts >= 200
 
 

@@ -155,14 +155,22 @@ class EmbeddedEngine:
             "%d partitions opened in %.0f ms after %s stop; leader epoch %d",
             len(opened.partitions),
             took_ms,
-            "a clean" if self.directory.clean else "an unclean",
+            "a clean" if self.directory.clean else "no clean",
             self.leader_epoch,
         )
         self._topics_changed()
         self.groups.open(self._partitions_of(OFFSETS_TOPIC))
         self.transactions.open(self._partitions_of(TRANSACTIONS_TOPIC), self.groups.loaded)
+        if self._topics.get(TRANSACTIONS_TOPIC) is not None:
+            self.spawn(self._reserve_more(), lambda _: None)
         self.housekeeping.start()
         self.cleaning.start()
+
+    def release_waiters(self) -> None:
+        """Answer every long poll with what there is: the first step of stopping."""
+        self._reads.stopping = True
+        for partition in list(self._partitions.values()):
+            partition.wake()
 
     async def stop(self) -> None:
         """Flush everything and leave the marker of a clean stop."""
@@ -426,6 +434,7 @@ class EmbeddedEngine:
                 if result.fault is not Fault.NONE:
                     logger.error("internal topic %s cannot be made: %s", name, result.text)
                     return Fault.COORDINATOR_NOT_AVAILABLE
+                await self._reserve_more()
                 opened(self._partitions_of(name))
                 await self.groups.loaded()
                 await self.transactions.loaded()

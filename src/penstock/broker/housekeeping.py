@@ -143,6 +143,9 @@ class Housekeeping:
             if not count:
                 return
             freed = log.drop_segments(count, now_ms)
+            if not freed:
+                partition.request_flush(log)  # what stays must be on the disk before the rest may go
+                return
         except OSError as error:
             # An append that begins a segment comes by here too: what could not be deleted must not cost it.
             logger.error("retention: %s: %s; will be tried again", log.name, error)

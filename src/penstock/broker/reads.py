@@ -36,6 +36,8 @@ class Reads:
         self._find = find
         self._readers = readers
         self._disk = disk
+        self.stopping = False
+        """Nobody is made to wait any more: what is there is the answer."""
 
     def read(
         self, reads: Sequence[Read], max_bytes: int, min_bytes: int, max_wait_ms: int, isolation: int
@@ -44,7 +46,7 @@ class Reads:
             results, size, final = self.look(reads, max_bytes, isolation)
         except Cold as cold:
             return ReadWait(self, reads, max_bytes, min_bytes, max_wait_ms, isolation).start_cold(cold)
-        if final or size >= min_bytes or max_wait_ms <= 0:
+        if final or size >= min_bytes or max_wait_ms <= 0 or self.stopping:
             return results
         return ReadWait(self, reads, max_bytes, min_bytes, max_wait_ms, isolation).start(results)
 
@@ -205,7 +207,7 @@ class ReadWait:
             else:
                 self._service.warm(cold, self._look_again)
             return
-        if final or size >= self._min_bytes or self._max_wait_ms <= 0:
+        if final or size >= self._min_bytes or self._max_wait_ms <= 0 or self._service.stopping:
             self._end(results)
         elif not self._parked:
             self._park(results)

@@ -84,6 +84,8 @@ class TransactionShard(Shard[TransactionCoordinator]):
         self._markers = markers
 
     def take(self, machine: TransactionCoordinator, batch: Batch) -> None:
+        if batch.is_control:
+            return  # a marker that a tool wrote here ends nothing
         for entry in read_records(batch):
             record = decode(entry.key or b"", entry.value)
             if record is not None:

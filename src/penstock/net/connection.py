@@ -5,7 +5,8 @@ of a frame that is not whole yet is copied to a buffer of this connection. A con
 the other reads straight into such a buffer. An idle connection holds none.
 
 Performing. Each request is performed as it arrives, without waiting for earlier answers. A `Pending` parks its request,
-and every later answer waits behind it. All answers of one read leave in one write.
+and every later answer waits behind it, unless the session multiplexes and the answer has another key. All answers of one
+read leave in one write.
 
 Stopping. One rule says when the socket is read (`_regulate`): no answers beyond the bound are unsent, no more than the
 allowed requests are parked, no request waits in the backlog, and memory is free. Requests that one read delivered
@@ -61,6 +62,7 @@ class Connection(asyncio.BufferedProtocol):
         "_half",
         "_heard_ms",
         "_listener",
+        "_multiplexes",
         "_network",
         "_outbox",
         "_parked",
@@ -88,6 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         self._closed = True
         self._half = HalfFrame(self._network.pool)
         self._parked: deque[tuple[Any, Any]] | None = None
+        self._multiplexes = False
         self._scheduled = False
         self._backlog: _Backlog | None = None
         self._outbox: Outbox | None = None
@@ -120,6 +123,7 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.forget(self)
             self._transport.abort()
             return
+        self._multiplexes = getattr(self._session, "multiplexes", False)
         self._closed = False
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -242,6 +246,8 @@ class Connection(asyncio.BufferedProtocol):
                 if full:
                     self._send(out, size)
                     out, size, full = [], 0, False
+                    if self._multiplexes and parked:
+                        self._leave()
                     if self._closed:
                         return None
                     if self._is_full():
@@ -299,6 +305,8 @@ class Connection(asyncio.BufferedProtocol):
     def _leave(self) -> None:
         """Send the answers at the head of the queue that have come, as far as the bound of unsent bytes allows."""
         parked = self._parked
+        if self._multiplexes and parked:
+            _bring_forward(parked)
         room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
         out: list[Chunk] = []
         size = 0
@@ -559,3 +567,21 @@ class Connection(asyncio.BufferedProtocol):
             self._told = True
             name, peer = self._listener.name, endpoint(self.peer.host, self.peer.port)
             logger.log(level, "%s connection from %s closed: %s", name, peer, printable(reason), exc_info=exc_info)
+
+
+def _bring_forward(parked: deque[tuple[Any, Any]]) -> None:
+    """Put the answers that may leave before those that wait; among requests of one key the order stays."""
+    waiting_keys: set[Any] = set()
+    come: list[tuple[Any, Any]] = []
+    waiting: list[tuple[Any, Any]] = []
+    for entry in parked:
+        request, result = entry
+        key = request.unordered_key
+        if key in waiting_keys or (isinstance(result, Pending) and not result.done):
+            waiting_keys.add(key)
+            waiting.append(entry)
+        else:
+            come.append(entry)
+    parked.clear()
+    parked.extend(come)
+    parked.extend(waiting)

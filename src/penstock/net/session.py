@@ -4,6 +4,9 @@ A session knows one protocol and no I/O. `net` feeds it what the socket delivere
 performs each against the broker, and turns results into bytes. Net owns the socket, the buffers, the deadlines and the
 order of answers: requests are performed in arrival order without waiting for earlier answers, and answers leave in the
 order of the requests.
+
+A session of a protocol with streams has `multiplexes = True`, and each of its requests an `unordered_key`: the order of
+answers then holds among requests of one key (None is a key too), and a request that waits holds up no other key.
 """
 
 from __future__ import annotations

@@ -215,6 +215,17 @@ def _check_together(config: Config) -> None:
             f"net.in_flight_bytes_max = {config.net.in_flight_bytes_max} is less than net.frame_bytes_max = "
             f"{config.net.frame_bytes_max}: the largest request could never be received"
         )
+    groups = config.groups
+    if groups.session_timeout_max_ms < groups.session_timeout_min_ms:
+        raise StartError(
+            f"groups.session_timeout_max_ms = {groups.session_timeout_max_ms} is less than "
+            f"groups.session_timeout_min_ms = {groups.session_timeout_min_ms}: no member could join"
+        )
+    if groups.consumer_session_timeout_ms <= groups.consumer_heartbeat_interval_ms:
+        raise StartError(
+            f"groups.consumer_session_timeout_ms = {groups.consumer_session_timeout_ms} is not more than "
+            f"groups.consumer_heartbeat_interval_ms = {groups.consumer_heartbeat_interval_ms}: every member would be out"
+        )
     taken: set[tuple[str, int]] = set()
     for listeners in config.listeners.values():
         for listener in listeners:

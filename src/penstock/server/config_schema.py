@@ -95,6 +95,42 @@ class BrokerSection(msgspec.Struct, frozen=True, kw_only=True):
     ] = 900_000
 
 
+class GroupsSection(msgspec.Struct, frozen=True, kw_only=True):
+    """How long members of consumer groups may be silent, and how long what a group committed is kept."""
+
+    initial_rebalance_delay_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**31 - 1,
+            description="How long the first rebalance of an empty classic group waits for more members; 0 in tests.",
+        ),
+    ] = 3_000
+    session_timeout_min_ms: Annotated[
+        int, Meta(ge=1, le=2**31 - 1, description="The shortest session timeout that a classic member may ask for.")
+    ] = 6_000
+    session_timeout_max_ms: Annotated[
+        int, Meta(ge=1, le=2**31 - 1, description="The longest session timeout that a classic member may ask for.")
+    ] = 1_800_000
+    consumer_session_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=2**31 - 1,
+            description="A member of the consumer protocol (KIP-848) that is silent for so long is out.",
+        ),
+    ] = 45_000
+    consumer_heartbeat_interval_ms: Annotated[
+        int, Meta(ge=1, le=2**31 - 1, description="How often members of the consumer protocol are told to be heard.")
+    ] = 5_000
+    offsets_retention_ms: Annotated[
+        int, Meta(ge=1, description="How long the offsets of a group without members are kept.")
+    ] = 604_800_000
+    offsets_retention_check_interval_ms: Annotated[
+        int, Meta(ge=1, description="Time between two looks for offsets whose retention is over.")
+    ] = 600_000
+
+
 class StorageSection(msgspec.Struct, frozen=True, kw_only=True):
     """When bytes are safe, and how much of the disk's time that takes."""
 
@@ -170,6 +206,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         default_factory=lambda: {dialect: (listener,) for dialect, listener in DIALECTS.items()}
     )
     broker: BrokerSection = BrokerSection()
+    groups: GroupsSection = GroupsSection()
     storage: StorageSection = StorageSection()
     net: NetSection = NetSection()
     topic_defaults: dict[str, str] = {}
@@ -179,6 +216,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     "broker": BrokerSection,
+    "groups": GroupsSection,
     "storage": StorageSection,
     "net": NetSection,
     "log": LogSection,

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 
 from penstock.broker.embedded import EmbeddedEngine, EngineSettings
+from penstock.coordination.group_commands import GroupSettings
 from penstock.dialects.kafka.service import KafkaService
 from penstock.dialects.kafka.session import KafkaSession
 from penstock.model.errors import BrokerError, StartError
@@ -74,6 +75,7 @@ class Server:
         self.listeners.append(listener)
 
     async def stop(self) -> None:
+        self._engine.release_waiters()
         await asyncio.gather(*(listener.stop() for listener in self.listeners))
         await self._engine.stop()
         self._network.close()
@@ -117,6 +119,20 @@ def engine_settings(config: Config) -> EngineSettings:
         checkpoint_interval_ms=storage.checkpoint_interval_ms,
         retention_check_interval_ms=storage.retention_check_interval_ms,
         topic_defaults=config.topic_defaults,
+        groups=group_settings(config),
+    )
+
+
+def group_settings(config: Config) -> GroupSettings:
+    groups = config.groups
+    return GroupSettings(
+        initial_rebalance_delay_ms=groups.initial_rebalance_delay_ms,
+        session_timeout_ms_min=groups.session_timeout_min_ms,
+        session_timeout_ms_max=groups.session_timeout_max_ms,
+        consumer_session_timeout_ms=groups.consumer_session_timeout_ms,
+        consumer_heartbeat_interval_ms=groups.consumer_heartbeat_interval_ms,
+        offsets_retention_ms=groups.offsets_retention_ms,
+        offsets_retention_check_interval_ms=groups.offsets_retention_check_interval_ms,
     )
 
 

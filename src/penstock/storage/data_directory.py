@@ -65,11 +65,10 @@ class DataDirectory:
             self.leader_epoch = self._read_epoch()
             self.disk.remove(path / "clean-stop")
             self.disk.sync_directory(path)
-        except OSError as error:
+        except BaseException as error:
             self._lock.release()
-            raise StartError(f"data directory {path} cannot be used: {error.strerror or error}") from error
-        except StartError:
-            self._lock.release()
+            if isinstance(error, OSError):
+                raise StartError(f"data directory {path} cannot be used: {error.strerror or error}") from error
             raise
 
     # ------------------------------------------------------------------------------------------------ identity

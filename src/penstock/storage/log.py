@@ -65,6 +65,7 @@ class PartitionLog:
     __slots__ = (
         "_closed_bytes",
         "_directory_dirty",
+        "_durable_base_offset",
         "_disk",
         "_files",
         "_places",
@@ -129,6 +130,8 @@ class PartitionLog:
         self._closed_bytes = sum(segment.size for segment in segments[:-1])
         self._unsynced: list[LogFile] = []
         self._directory_dirty = False
+        self._durable_base_offset = self.active.base_offset
+        """Of the last segment whose directory entry is known to survive."""
         self._places: dict[int, tuple[Segment, int, int]] = {}
 
     # ------------------------------------------------------------------------------------------------ appending
@@ -291,10 +294,17 @@ class PartitionLog:
         if job.error is not None:
             self.fail(job.error)
             return
+        self._durable_base_offset = job.segment.base_offset
         if job.offset > self.flushed_offset:
             self.flushed_offset = job.offset
             self.flushed_segment = job.segment
             self.flushed_position = job.position
+
+    def mark_unflushed(self, offset: int) -> None:
+        """What recovery found from `offset` on, files included, may not be on the disk yet."""
+        self.flushed_offset = offset
+        self._durable_base_offset = self.segments[0].base_offset
+        self._directory_dirty = True
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -395,8 +405,14 @@ class PartitionLog:
         return count
 
     def drop_segments(self, count: int, now_ms: int) -> int:
-        """Let the first `count` segments go, never the active one; bytes freed. They are unlinked a little later."""
+        """Let the first `count` segments go, never the active one; bytes freed. They are unlinked a little later.
+
+        The segment that becomes the first must be one that survives a power cut, else the log could be left with none:
+        those before one that is not flushed yet stay until the next time.
+        """
         count = min(count, len(self.segments) - 1)
+        while count > 0 and self.segments[count].base_offset > self._durable_base_offset:
+            count -= 1
         if count <= 0 or self.swapping:
             return 0
         gone, self.segments = self.segments[:count], self.segments[count:]
@@ -412,7 +428,6 @@ class PartitionLog:
                     doomed = path.with_name(path.name + ".deleted")
                     self._disk.rename(path, doomed)
                     self.doomed.append((delete_at, doomed))
-        self._directory_dirty = True
         self._cut_epochs()
         return freed
 

@@ -226,7 +226,7 @@ class _Recovery:
         self._mend_epochs(log)
         log.leader_epoch = log.epochs.latest
         if end > recovery_point:
-            log.flushed_offset = max(recovery_point, 0)
+            log.mark_unflushed(max(recovery_point, 0))
         return log
 
     def _new_segment(self, base_offset: int) -> Segment:
@@ -248,6 +248,10 @@ class _Recovery:
             segment = segments[at]
             if segment.base_offset < end:
                 raise Damaged(f"segment {segment.path.name} begins before the one before it ends, at {end}")
+            if segment.base_offset > end and at > first and recovery_point != UNKNOWN and not self._config.compacts:
+                # the segment before lost its tail to a crash that left this one; only cleaning makes gaps that are none
+                self._cut(segments, at - 1, segments[at - 1].size)
+                break
             file_size = segment.size
             is_last = at + 1 == len(segments)
             position, end = self._resume(segment, bounds) if at == first else self._begin(segment)

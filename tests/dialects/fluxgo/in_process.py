@@ -10,21 +10,23 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from penstock.broker.embedded import EmbeddedEngine, EngineSettings
+from penstock.broker.engine import Acks
+from penstock.model.errors import Fault
 from penstock.model.pending import Pending
 from penstock.net.listener import Listener
 from penstock.net.loop import loop_factory
 from penstock.net.network import Network
 from penstock.net.session import Peer
 from penstock.net.settings import NetSettings
+from penstock.records.builder import NewRecord, build_batch
+from penstock.records.control import Marker, MarkerKind
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.files import Disk
 
 WAIT_S = 30.0
-
-T = TypeVar("T")
 
 
 class Serving:
@@ -97,7 +99,7 @@ class Serving:
     def port(self) -> int:
         return self.listener.port
 
-    def call(self, function: Callable[[], T]) -> T:
+    def call(self, function: Callable[[], Any]) -> Any:
         """What the function gives on the loop; a Pending is waited for."""
 
         async def run() -> Any:
@@ -108,7 +110,7 @@ class Serving:
                 return await done
             return result
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(WAIT_S)  # type: ignore[no-any-return]
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(WAIT_S)
 
     def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + WAIT_S
@@ -157,6 +159,27 @@ class RawPeer:
     def rest(self) -> bytes:
         """All that comes until the broker closes."""
         return self._stream.read()
+
+
+PRODUCER_ID = 77
+
+
+def begin_transaction(broker: Serving, topic: str, value: bytes, sequence: int = 0) -> None:
+    """A record of a transaction that is open on partition 0."""
+    partition = broker.call(lambda: broker.engine.partition(topic, 0))
+    assert partition is not None
+    record = NewRecord(broker.engine.now_ms(), b"key", value)
+    batch = build_batch([record], producer_id=PRODUCER_ID, producer_epoch=0, base_sequence=sequence, transactional=True)
+    broker.call(lambda: partition.producers.verified(PRODUCER_ID, 0))
+    [appended] = broker.call(lambda: broker.engine.append(topic, 0, [memoryview(batch)], Acks.ALL))
+    assert appended.fault is Fault.NONE
+
+
+def end_transaction(broker: Serving, topic: str, kind: MarkerKind) -> None:
+    partition = broker.call(lambda: broker.engine.partition(topic, 0))
+    assert partition is not None
+    end = broker.call(lambda: partition.append_marker(Marker(kind, 0), PRODUCER_ID, 0, 1, broker.engine.now_ms()))
+    broker.until(lambda: partition.high_watermark >= end)
 
 
 def frames_of(data: bytes) -> list[bytes]:

@@ -137,7 +137,7 @@ def test_a_commit_into_a_group_with_members_is_refused(broker: Serving, peer: Ra
     ticket = broker.call(lambda: (broker.engine.groups.ask(group, join),))[0]
     assert peer.ask(commit(group, topic, 0, 2)) == COMMIT_FAILED
     assert peer.ask(fetch(group, topic, 0)) == offset(1)
-    broker.call(ticket.abandon)  # type: ignore[union-attr]
+    broker.call(ticket.abandon)
 
 
 def test_a_commit_and_a_fetch_in_one_write_are_answered_in_order(peer: RawPeer, topic: str, group: str) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from penstock.broker.engine import NewTopic
-from penstock.model.errors import Fault
+from penstock.dialects.fluxgo.service import FluxGoService
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.listeners import DEFAULTS
+from penstock.model.pending import Pending
 from tests.dialects.fluxgo.conftest import fluxgo
 from tests.dialects.fluxgo.frames import CONSUME, PRODUCE, consume, error, frame, name, offset, ok, produce, u64
 from tests.dialects.fluxgo.in_process import RawPeer, Serving
@@ -116,16 +122,36 @@ def test_a_produce_lets_an_existing_topic_grow(broker: Serving, peer: RawPeer, t
     assert peer.ask(consume(topic, 4, 0)) == ok(b"b")
 
 
-def test_the_last_partition_that_a_produce_makes_and_the_first_that_it_does_not(
-    broker: Serving, peer: RawPeer, topic: str
-) -> None:
+def test_partitions_past_what_a_produce_makes_are_no_log(broker: Serving, peer: RawPeer, topic: str) -> None:
     past = b"Failed to access log: partition 1024 is past the 1024 of a topic"
     assert peer.ask(produce(topic, 1_024, b"a")) == error(0x13, past)
     assert partitions(broker, topic) == 0
-    for partition in (2**31, 2**63, 2**64 - 1):
+    assert peer.ask(produce(topic, 0, b"a")) == offset(0)
+    for partition in (1_024, 2**31, 2**63, 2**64 - 1):
         assert peer.ask(produce(topic, partition, b"a"))[:1] == b"\x13"
-    assert peer.ask(produce(topic, 1_023, b"a")) == offset(0)
-    assert partitions(broker, topic) == 1_024
+    assert partitions(broker, topic) == 1
+
+
+class Asked:
+    """An engine without topics that writes down what it is asked to make."""
+
+    def __init__(self) -> None:
+        self.made: list[NewTopic] = []
+
+    def topic(self, name: str) -> None:
+        return None
+
+    def create_topics(self, topics: list[NewTopic], *, validate_only: bool) -> Pending[Any]:
+        self.made += topics
+        return Pending()
+
+
+def test_the_last_partition_that_a_produce_makes_is_the_1024th() -> None:
+    engine = Asked()
+    service = FluxGoService(engine, DEFAULTS["fluxgo"])  # type: ignore[arg-type]
+    assert isinstance(service.make_partition("t", 1_023), Pending)
+    assert [topic.partitions for topic in engine.made] == [1_024]
+    assert isinstance(service.make_partition("t", 1_024), BrokerError)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +180,7 @@ def test_internal_topics_are_not_written(broker: Serving, peer: RawPeer, interna
     assert partitions(broker, internal) == before
 
 
-def test_a_listener_that_makes_no_topics_says_so(data_dir) -> None:
+def test_a_listener_that_makes_no_topics_says_so(data_dir: Path) -> None:
     with Serving(data_dir, fluxgo(creates_topics=False)) as broker, broker.connect() as peer:
         refused = b"Failed to access log: there is no t-0, and this listener makes no topics"
         assert peer.ask(produce("t", 0, b"a")) == error(0x13, refused)
@@ -163,7 +189,7 @@ def test_a_listener_that_makes_no_topics_says_so(data_dir) -> None:
         assert peer.ask(produce("t", 1, b"a"))[:1] == b"\x13"
 
 
-def test_a_listener_may_set_how_many_partitions_a_produce_makes(data_dir) -> None:
+def test_a_listener_may_set_how_many_partitions_a_produce_makes(data_dir: Path) -> None:
     with Serving(data_dir, fluxgo(partitions=3, partitions_max=4)) as broker, broker.connect() as peer:
         assert peer.ask(produce("t", 0, b"a")) == offset(0)
         assert partitions(broker, "t") == 3

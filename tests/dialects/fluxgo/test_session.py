@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,18 @@ from penstock.dialects.fluxgo.service import FluxGoService
 from penstock.dialects.fluxgo.session import COPY_BYTES_MAX, FluxGoSession, ProduceRun
 from penstock.model.listeners import DEFAULTS
 from penstock.records.builder import NewRecord, build_batch
-from penstock.records.control import MarkerKind, build_marker
+from penstock.records.control import MarkerKind
 from tests.broker.failing_disk import CueDisk
 from tests.dialects.fluxgo.conftest import fluxgo
 from tests.dialects.fluxgo.frames import PRODUCE, commit, consume, error, fetch, frame, name, offset, ok, produce, u64
-from tests.dialects.fluxgo.in_process import RawPeer, Serving, frames_of, lines_of
+from tests.dialects.fluxgo.in_process import (
+    RawPeer,
+    Serving,
+    begin_transaction,
+    end_transaction,
+    frames_of,
+    lines_of,
+)
 
 FRAME_BYTES_MAX = 10_485_760
 
@@ -46,14 +54,12 @@ def test_the_largest_frame_is_taken_and_read_back(peer: RawPeer, topic: str) -> 
     assert peer.ask(consume(topic, 0, 0)) == ok(value)
 
 
-def test_a_record_larger_than_a_frame_is_a_read_error_that_names_it(
-    broker: Serving, peer: RawPeer, topic: str
-) -> None:
+def test_a_record_larger_than_a_frame_is_a_read_error_that_names_it(broker: Serving, peer: RawPeer, topic: str) -> None:
     engine = broker.engine
     broker.call(lambda: engine.create_topics([NewTopic(topic, 1)], validate_only=False))
     for size in (FRAME_BYTES_MAX - 1, FRAME_BYTES_MAX):
         value = b"k" * size
-        broker.call(lambda value=value: engine.append_run(topic, 0, [value], None, Acks.ALL))
+        broker.call(partial(engine.append_run, topic, 0, [value], None, Acks.ALL))
     assert peer.ask(consume(topic, 0, 0)) == ok(b"k" * (FRAME_BYTES_MAX - 1)), "an answer of the largest frame"
     text = b"Failed to read message: the record at offset 1 has 10485760 bytes, more than a frame of 10485760 holds"
     assert peer.ask(consume(topic, 0, 1)) == error(0x24, text)
@@ -106,8 +112,8 @@ def test_a_new_topic_keeps_the_order_of_what_is_sent_behind_it(peer: RawPeer, to
 def test_what_was_sent_before_the_peer_left_is_written(broker: Serving, topic: str) -> None:
     with broker.connect() as peer:
         peer.send(produce(topic, 0, b"a") + produce(topic, 1, b"b") + produce(topic, 1, b"c"))
-    partition = lambda: broker.engine.partition(topic, 1)  # noqa: E731 - asked again and again
-    broker.until(lambda: (found := partition()) is not None and found.high_watermark == 2)
+    find = partial(broker.engine.partition, topic, 1)
+    broker.until(lambda: (found := find()) is not None and found.high_watermark == 2)
 
 
 def test_many_thousand_pipelined_records_come_back_in_order(broker: Serving, peer: RawPeer, topic: str) -> None:
@@ -124,12 +130,12 @@ def test_half_frames_split_at_every_byte(peer: RawPeer, topic: str) -> None:
     peer.ask(produce(topic, 0, b"first"))
     data = produce(topic, 0, b"abc") + consume(topic, 0, 1) + commit("g" + topic, topic, 0, 1)
     data += produce(topic, 0, b"") + fetch("g" + topic, topic, 0)
-    wanted_of = lambda base: [offset(base), ok(b"abc"), ok(), offset(base + 1), offset(1)]  # noqa: E731
     for cut in range(1, len(data)):
         base = 1 + 2 * (cut - 1)
         peer.send(data[:cut])
         peer.send(data[cut:])
-        assert [peer.read() for _ in range(5)] == wanted_of(base), cut
+        wanted = [offset(base), ok(b"abc"), ok(), offset(base + 1), offset(1)]
+        assert [peer.read() for _ in range(5)] == wanted, cut
 
 
 # ---- what the session cuts ---------------------------------------------------------------------------------------------
@@ -173,7 +179,7 @@ def test_a_frame_that_ends_within_the_head_of_the_last_produce_is_not_taken_for_
         st.one_of(
             st.builds(produce, st.sampled_from(["t", "tt", "u"]), st.integers(0, 2), st.binary(max_size=30)),
             st.builds(consume, st.sampled_from(["t", "u"]), st.integers(0, 2), st.integers(0, 5)),
-            st.builds(lambda body: frame(body), st.binary(min_size=1, max_size=30)),
+            st.builds(frame, st.binary(min_size=1, max_size=30)),
         ),
         max_size=12,
     ),
@@ -300,28 +306,19 @@ def append_batch(engine: EmbeddedEngine, topic: str, batch: bytearray) -> Callab
 
 
 def test_nothing_of_open_or_aborted_transactions_is_read(broker: Serving, peer: RawPeer, topic: str) -> None:
-    engine = broker.engine
     peer.ask(produce(topic, 0, b"before"))
-
-    def transactional(value: bytes, sequence: int) -> bytearray:
-        return build_batch(
-            [NewRecord(1, None, value)], producer_id=77, producer_epoch=0, base_sequence=sequence, transactional=True
-        )
-
-    def end(kind: MarkerKind) -> None:
-        broker.call(lambda: partition.append_marker(build_marker(77, 0, kind, 0, 1), 1))
-
-    broker.call(append_batch(engine, topic, transactional(b"aborted", 0)))
-    partition = broker.call(lambda: engine.partition(topic, 0))
-    assert partition is not None
+    begin_transaction(broker, topic, b"aborted")
     assert peer.ask(produce(topic, 0, b"behind")) == offset(2)
     assert peer.ask(consume(topic, 0, 1)) == error(0x23), "open"
     assert peer.ask(consume(topic, 0, 2)) == error(0x23), "behind an open one"
-    end(MarkerKind.ABORT)
+    end_transaction(broker, topic, MarkerKind.ABORT)
     assert peer.ask(consume(topic, 0, 1)) == error(0x24, b"no record at offset 1; next is 2")
     assert peer.ask(consume(topic, 0, 2)) == ok(b"behind")
     assert peer.ask(consume(topic, 0, 3)) == error(0x24, b"no record at offset 3; next is 4"), "the marker"
     assert peer.ask(consume(topic, 0, 4)) == error(0x23)
+    begin_transaction(broker, topic, b"committed", sequence=1)
+    end_transaction(broker, topic, MarkerKind.COMMIT)
+    assert peer.ask(consume(topic, 0, 4)) == ok(b"committed")
 
 
 def test_a_null_value_reads_as_empty(broker: Serving, peer: RawPeer, topic: str) -> None:

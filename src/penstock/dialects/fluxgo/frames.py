@@ -202,4 +202,6 @@ def answer_header(payload_bytes: int) -> bytes:
 def offset_answers(base_offset: int, count: int) -> bytes:
     """`count` answers with consecutive offsets."""
     pack = _OFFSET_ANSWER.pack
+    if count == 1:
+        return pack(_OFFSET_ANSWER_LENGTH, 0, base_offset)
     return b"".join([pack(_OFFSET_ANSWER_LENGTH, 0, at) for at in range(base_offset, base_offset + count)])

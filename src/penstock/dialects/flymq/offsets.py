@@ -134,7 +134,7 @@ def list_groups(service: FlyMQService, session: FlyMQSession, reader: Reader) ->
             assert isinstance(result, GroupList)
             names.update(group.group for group in result.groups)
         ordered = sorted(names)
-        return follow(gather([_described(service, name) for name in ordered]), lambda rows: put_together(rows))
+        return follow(gather([_described(service, name) for name in ordered]), put_together)
 
     def put_together(groups: list[list[bytes] | BrokerError]) -> bytes:
         rows: list[bytes] = []

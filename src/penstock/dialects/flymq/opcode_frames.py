@@ -86,20 +86,46 @@ class OpcodeCall:
 
 
 class ProduceRun:
-    __slots__ = ("asked", "keys", "now_ms", "topic", "values")
+    __slots__ = ("asked", "borrows", "count", "keys", "now_ms", "sizes", "topic", "values")
 
     unordered_key: int | None = None
 
-    def __init__(self, topic: str, asked: int, values: list[Bytes], keys: list[Bytes | None] | None) -> None:
+    def __init__(
+        self,
+        topic: str,
+        asked: int,
+        values: list[Bytes],
+        keys: list[Bytes | None] | None,
+        *,
+        borrows: bool = False,
+    ) -> None:
         self.topic = topic
         self.asked = asked
         """The partition field: the same in all frames of the run."""
         self.values = values
         self.keys = keys
+        self.count = len(values)
+        self.borrows = borrows
+        """Keys and values are parts of the receive buffer."""
+        self.sizes: tuple[list[int], list[int]] | None = None
         self.now_ms = 0
         """When it was performed, for the answers."""
 
+    def give_back(self) -> None:
+        """It is performed: only the sizes of keys and values are needed still."""
+        self.sizes = self.key_and_value_sizes()
+        self.values, self.keys = [], None
+
+    def key_and_value_sizes(self) -> tuple[list[int], list[int]]:
+        if self.sizes is not None:
+            return self.sizes
+        sizes = list(map(len, self.values))
+        if self.keys is None:
+            return [-1] * len(sizes), sizes
+        return [-1 if key is None else len(key) for key in self.keys], sizes
+
     def keep(self) -> None:
+        self.borrows = False
         self.values = [bytes(value) for value in self.values]
         if self.keys is not None:
             self.keys = [None if key is None else bytes(key) for key in self.keys]
@@ -157,12 +183,7 @@ def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tupl
                 at += size
         elif key is not None and keys is not None:
             key_end = value_skip - 4
-            while (
-                at <= last
-                and starts(head, at)
-                and starts(between, at + key_end)
-                and starts(tail, at + tail_skip)
-            ):
+            while at <= last and starts(head, at) and starts(between, at + key_end) and starts(tail, at + tail_skip):
                 keys.append(data[at + key_skip : at + key_end])
                 add(data[at + value_skip : at + tail_skip])
                 at += size
@@ -208,12 +229,11 @@ def record_metadata(topic: str, partition: int, offset: int, now_ms: int, key: B
 
 def answer_run(run: ProduceRun, outcome: Outcome) -> bytes | bytearray:
     """One answer a frame, in one buffer."""
-    values, keys, now_ms = run.values, run.keys, run.now_ms
+    now_ms = run.now_ms
     topic = string(run.topic)
     header = _HEADER.pack(MAGIC, VERSION, Opcode.PRODUCE, BINARY_FLAG, len(topic) + 4 + _OFFSET_TIME_SIZES.size)
     head = header + topic
-    sizes = list(map(len, values))
-    key_sizes = [-1] * len(values) if keys is None else [-1 if key is None else len(key) for key in keys]
+    key_sizes, sizes = run.key_and_value_sizes()
     if isinstance(outcome, Contiguous):
         head += _I32.pack(outcome.partition)
         base_offset = outcome.base_offset

@@ -136,7 +136,9 @@ class Placing:
         places: dict[int, list[int]] = {}
         for at, partition in enumerate(chosen):
             places.setdefault(partition, []).append(at)
-        parts = [self._place_in(topic, partition, _picked(records, rows)) for partition, rows in places.items()]
+        parts: list[Any] = [
+            self._place_in(topic, partition, _picked(records, rows)) for partition, rows in places.items()
+        ]
 
         def put_back(outcomes: list[Outcome]) -> Outcome:
             if len(outcomes) == 1:
@@ -147,7 +149,8 @@ class Placing:
                     placed[at] = row
             return placed
 
-        return when(gather(parts), put_back)
+        together: Outcome | Pending[Outcome] = when(gather(parts), put_back)
+        return together
 
     # ------------------------------------------------------------------------------------------------ appending
 

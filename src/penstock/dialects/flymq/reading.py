@@ -125,7 +125,9 @@ def subscribe(service: FlyMQService, session: FlyMQSession, reader: Reader) -> A
         raise BrokerError(Fault.INVALID_REQUEST, f"unknown subscribe mode: {mode}")
     session.subscribe(topic, group)
     if mode != "commit":
-        return U64.pack(start_of(service, topic, partition) if mode == "earliest" else end_of(service, topic, partition))
+        return U64.pack(
+            start_of(service, topic, partition) if mode == "earliest" else end_of(service, topic, partition)
+        )
 
     def fetched(result: FetchResult | Fault) -> bytes:
         committed = committed_in(result, topic, partition)

@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.engine import Acks, Append, Appended, Isolation, Read
+from penstock.coordination.producers import ProducerRow
 from penstock.coordination.transaction_commands import (
     DescribeTransaction,
     Description,
@@ -25,9 +26,10 @@ from penstock.coordination.transaction_commands import (
 from penstock.coordination.transaction_states import Identity, Status, TransactionState
 from penstock.dialects.flymq.opcode_frames import record_metadata
 from penstock.dialects.flymq.placing import Columns
-from penstock.dialects.flymq.turns import Lane, follow
+from penstock.dialects.flymq.turns import Lane, detached, follow
 from penstock.dialects.flymq.wire import TRUE, Reader, string
 from penstock.model.errors import BrokerError, Fault
+from penstock.model.pending import Pending, gather, when
 from penstock.records.builder import NewRecord, build_batch
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ _OVER = frozenset({Fault.PRODUCER_FENCED, Fault.INVALID_PRODUCER_EPOCH, Fault.IN
 
 
 class Transaction:
-    __slots__ = ("begun_ms", "first_offsets", "identity", "lane", "name", "sequences", "slot")
+    __slots__ = ("begun_ms", "first_offsets", "identity", "lane", "name", "quiet", "sequences", "slot", "unanswered")
 
     def __init__(self, slot: int, identity: Identity, begun_ms: int) -> None:
         self.slot = slot
@@ -62,6 +64,10 @@ class Transaction:
         """The next of each partition."""
         self.first_offsets: dict[tuple[str, int], int] = {}
         self.lane = Lane()
+        self.unanswered = 0
+        """Produces that are not flushed yet."""
+        self.quiet: Pending[None] | None = None
+        """Completed when there are none: who ends the transaction waits for it."""
 
     @property
     def transactional_id(self) -> str:
@@ -180,23 +186,37 @@ class FlyMQTransactions:
         if state.status not in (Status.EMPTY, Status.ONGOING):
             raise _not_active(_ENDS[state.status])
         transaction = Transaction(slot, identity, self._engine.now_ms())
-        for topic, partition in state.partitions:
-            transaction.first_offsets[topic, partition] = 0
+        for place in state.partitions:
+            row = self._row(transaction, place)
+            transaction.first_offsets[place] = 0 if row is None else max(0, row.transaction_first_offset)
         self._open[transaction.name] = transaction
         return transaction
 
     # ------------------------------------------------------------------------------------------------ produce
 
     def produce(self, transaction: Transaction, topic: str, value: bytes) -> Any:
+        """Produces of a transaction follow each other without waiting: the broker keeps their order."""
+        lane = transaction.lane
         placing = self._service.placing
+        if lane.busy:
+            return lane.run(lambda: self._produce(transaction, topic, value))
         if not placing.partitions(topic):
-            return follow(placing.create(topic), lambda _: self.produce(transaction, topic, value))
-        partition = placing.choose(topic, Columns([value]), placing.partitions(topic))[0]
+            return lane.run(lambda: follow(placing.create(topic), lambda _: self._produce(transaction, topic, value)))
+        return self._produce(transaction, topic, value)
+
+    def _produce(self, transaction: Transaction, topic: str, value: bytes) -> Any:
+        self._check_open(transaction)
+        placing = self._service.placing
+        count = placing.partitions(topic)
+        if not count:
+            return follow(placing.create(topic), lambda _: self._produce(transaction, topic, value))
+        partition = placing.choose(topic, Columns([value]), count)[0]
         place = topic, partition
         now_ms = self._engine.now_ms()
         sequence = transaction.sequences.get(place)
         if sequence is None:
-            sequence = self._next_sequence(transaction, place)
+            row = self._row(transaction, place)
+            sequence = 0 if row is None else row.last_sequence + 1
         batch = build_batch(
             [NewRecord(now_ms, None, value)],
             producer_id=transaction.identity.producer_id,
@@ -205,36 +225,61 @@ class FlyMQTransactions:
             transactional=True,
         )
         transaction.sequences[place] = sequence + 1
+        transaction.unanswered += 1
 
         def appended(results: list[Appended]) -> bytes:
             result = results[0]
-            if result.fault is not Fault.NONE:
+            if result.fault is Fault.NONE:
+                transaction.first_offsets.setdefault(place, result.base_offset)
+            else:
                 transaction.sequences.pop(place, None)
-                if result.fault in _OVER:
-                    self._end(transaction, _ABORTED)
-                    raise _not_active(_ABORTED)
+            transaction.unanswered -= 1
+            if not transaction.unanswered and transaction.quiet is not None:
+                transaction.quiet.complete(None)
+            if result.fault in _OVER:
+                self._end(transaction, _ABORTED)
+                raise _not_active(_ABORTED)
+            if result.fault is not Fault.NONE:
                 raise BrokerError(result.fault, result.text or "")
-            transaction.first_offsets.setdefault(place, result.base_offset)
             return record_metadata(topic, partition, result.base_offset, now_ms, None, value)
 
-        appends = [Append(topic, partition, memoryview(batch))]
-        acks = self._service.settings.acks or Acks.LEADER
+        # Flushed whatever the listener's acks: a commit must not be safe before what it commits.
         result = self._engine.append_transactional(
-            transaction.transactional_id, appends, acks, adds_partitions=True
+            transaction.transactional_id,
+            [Append(topic, partition, memoryview(batch))],
+            Acks.ALL,
+            adds_partitions=True,
         )
-        return follow(result, appended)
+        return detached(follow(result, appended))
 
-    def _next_sequence(self, transaction: Transaction, place: tuple[str, int]) -> int:
+    def _row(self, transaction: Transaction, place: tuple[str, int]) -> ProducerRow | None:
         """What the partition itself knows, for transactions from before a restart."""
         found = self._engine.partition(*place)
         for row in () if found is None else found.producers.describe():
             if (row.producer_id, row.producer_epoch) == transaction.identity:
-                return row.last_sequence + 1
-        return 0
+                return row
+        return None
+
+    def _check_open(self, transaction: Transaction) -> None:
+        if transaction.name not in self._open:
+            raise _not_active(self._ended.get(transaction.name, _ABORTED))
 
     # ------------------------------------------------------------------------------------------------ end
 
     def end(self, transaction: Transaction, commit: bool) -> Any:
+        return transaction.lane.run(
+            lambda: follow(self._when_quiet(transaction), lambda _: self._end_now(transaction, commit))
+        )
+
+    @staticmethod
+    def _when_quiet(transaction: Transaction) -> Pending[None] | None:
+        if not transaction.unanswered:
+            return None
+        transaction.quiet = Pending()
+        return transaction.quiet
+
+    def _end_now(self, transaction: Transaction, commit: bool) -> Any:
+        self._check_open(transaction)
         how = _COMMITTED if commit else _ABORTED
         if not transaction.first_offsets:
             self._end(transaction, how)  # the coordinator never heard of it
@@ -255,14 +300,13 @@ class FlyMQTransactions:
         return follow(self._engine.transactions.ask(name, command), decided)
 
     def _when_marked(self, transaction: Transaction) -> Any:
-        """When no record of the transaction is undecided any more; one partition after the other."""
-        waited: Any = None
-        for (topic, partition), offset in transaction.first_offsets.items():
-            read = Read(topic, partition, offset, 1)
-            waited = follow(
-                waited, lambda _, read=read: self._engine.read([read], 1, 1, MARKER_WAIT_MS, Isolation.READ_COMMITTED)
-            )
-        return waited
+        """When no record of the transaction is undecided any more, in any of its partitions."""
+
+        def wait(read: Read) -> Any:
+            return self._engine.read([read], 1, 1, MARKER_WAIT_MS, Isolation.READ_COMMITTED)
+
+        waits = [wait(Read(*place, offset, 1)) for place, offset in transaction.first_offsets.items()]
+        return gather(waits)
 
 
 _ENDS = {
@@ -293,7 +337,7 @@ def txn_produce(service: FlyMQService, session: FlyMQSession, reader: Reader) ->
     transactions = service.transactions
     return follow(
         transactions.find(name),
-        lambda transaction: transaction.lane.run(lambda: transactions.produce(transaction, topic, value)),
+        lambda transaction: transactions.produce(transaction, topic, value),
     )
 
 
@@ -308,19 +352,11 @@ def txn_abort(service: FlyMQService, session: FlyMQSession, reader: Reader) -> A
 def _txn_end(service: FlyMQService, name: str, *, commit: bool) -> Any:
     """An unknown or ended transaction is no error but the answer "not ok"."""
     transactions = service.transactions
-
-    def found(transaction: Transaction) -> Any:
-        return transaction.lane.run(lambda: transactions.end(transaction, commit))
-
     try:
-        ended = follow(transactions.find(name), found)
+        ended = follow(transactions.find(name), lambda transaction: transactions.end(transaction, commit))
     except BrokerError as error:
-        ended = error
-    if isinstance(ended, BrokerError):
-        return _told(name, ended)
-    if not hasattr(ended, "then"):
-        return string(name) + ended
-    return ended.map(lambda result: _told(name, result))
+        return _told(name, error)
+    return when(ended, lambda result: _told(name, result))
 
 
 def _told(name: str, result: bytes | BrokerError) -> Any:

@@ -14,9 +14,7 @@ from penstock.model.errors import BrokerError
 from penstock.model.pending import Pending
 
 T = TypeVar("T")
-U = TypeVar("U")
 
-Later = T | Pending[T]
 Work = Callable[[], Any]
 
 
@@ -48,6 +46,15 @@ def pass_on(result: Any, answer: Pending[Any]) -> None:
         result.then(answer.complete)
     else:
         answer.complete(result)
+
+
+def detached(result: Any) -> Any:
+    """The same answer, which comes also when whoever gets this one abandons it."""
+    if not isinstance(result, Pending):
+        return result
+    answer: Pending[Any] = Pending()
+    result.then(answer.complete)
+    return answer
 
 
 class Lane:

@@ -14,6 +14,7 @@ from penstock.model.topic_config import KEYS, KeyType
 
 if TYPE_CHECKING:
     from penstock.broker.engine import TopicResult
+    from penstock.coordination.group_commands import GroupSettings
     from penstock.dialects.kafka.service import Caller, KafkaService
 
 TOPIC = 2
@@ -165,6 +166,7 @@ def broker_entries(service: KafkaService) -> Iterable[dict[str, Any]]:
             KeyType.INT,
             "The longest transaction timeout that a producer may ask for.",
         ),
+        *_group_entries(settings.groups),
         ("socket.request.max.bytes", str(service.frame_bytes_max), KeyType.INT, "The largest request."),
         ("log.dirs", str(service.engine.directory.path), KeyType.STRING, "Where the logs are."),
     ]
@@ -175,6 +177,34 @@ def broker_entries(service: KafkaService) -> Iterable[dict[str, Any]]:
         if key.name in BROKER_NAMES:
             source = _SOURCE_STATIC_BROKER if key.name in defaults else _SOURCE_DEFAULT
             yield _broker_entry(BROKER_NAMES[key.name], defaults.get(key.name, key.default), key.type, key.doc, source)
+
+
+def _group_entries(groups: GroupSettings) -> Iterable[tuple[str, str, KeyType, str]]:
+    for name, value, doc in (
+        (
+            "group.initial.rebalance.delay.ms",
+            groups.initial_rebalance_delay_ms,
+            "How long the first rebalance of an empty group waits for more members.",
+        ),
+        ("group.min.session.timeout.ms", groups.session_timeout_ms_min, "The shortest session timeout of a member."),
+        ("group.max.session.timeout.ms", groups.session_timeout_ms_max, "The longest session timeout of a member."),
+        (
+            "group.consumer.session.timeout.ms",
+            groups.consumer_session_timeout_ms,
+            "The session timeout of members of the consumer protocol.",
+        ),
+        (
+            "group.consumer.heartbeat.interval.ms",
+            groups.consumer_heartbeat_interval_ms,
+            "The heartbeat interval of members of the consumer protocol.",
+        ),
+        (
+            "offsets.retention.minutes",
+            groups.offsets_retention_ms // 60_000,
+            "How long the offsets of a group without members are kept.",
+        ),
+    ):
+        yield name, str(value), KeyType.INT, doc
 
 
 def _broker_entry(name: str, value: str | None, kind: KeyType, doc: str, source: int) -> dict[str, Any]:

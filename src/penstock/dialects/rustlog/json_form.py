@@ -7,7 +7,7 @@
                                                                                       {"Error": {"message": "..."}}
 
 `group_id` of a Fetch may be null or absent; other unknown fields are ignored. msgspec does the parsing; what it makes of
-a record is a list of small integers, and `bytes` of that is the check that each of them is one byte.
+a record is a list of small integers, and `bytearray` of that, which costs half of `bytes`, checks that each is one byte.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from penstock.records.record import Record
 _U32 = struct.Struct(">I")
 _U64_MAX = 2**64 - 1
 
+OFFSET_BYTES_MAX = 32
+"""An offset and a comma, and the share of a request with one record in what is around them."""
+
 Partition = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
@@ -33,13 +36,13 @@ class ParseError(Exception):
     """The payload is no request; the text is for the answer."""
 
 
-class ProduceBody(msgspec.Struct):
+class ProduceBody(msgspec.Struct, gc=False):
     topic: str
     partition: Partition
     records: list[list[int]]
 
 
-class FetchBody(msgspec.Struct):
+class FetchBody(msgspec.Struct, gc=False):
     topic: str
     partition: Partition
     offset: int
@@ -47,65 +50,65 @@ class FetchBody(msgspec.Struct):
     group_id: str | None = None
 
 
-class OffsetCommitBody(msgspec.Struct):
+class OffsetCommitBody(msgspec.Struct, gc=False):
     topic: str
     partition: Partition
     group_id: str
     offset: int
 
 
-class OffsetFetchBody(msgspec.Struct):
+class OffsetFetchBody(msgspec.Struct, gc=False):
     topic: str
     partition: Partition
     group_id: str
 
 
-class Envelope(msgspec.Struct, forbid_unknown_fields=True, rename="pascal"):
+class Envelope(msgspec.Struct, forbid_unknown_fields=True, rename="pascal", gc=False):
     produce: ProduceBody | UnsetType = UNSET
     fetch: FetchBody | UnsetType = UNSET
     offset_commit: OffsetCommitBody | UnsetType = UNSET
     offset_fetch: OffsetFetchBody | UnsetType = UNSET
 
 
-class Produce(msgspec.Struct):
-    """A produce as it came; the session puts it into a run."""
-
-    topic: str
-    partition: int
-    values: list[Bytes]
-
-
 _decode = msgspec.json.Decoder(Envelope).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def read_request(payload: Bytes) -> Produce | Fetch | OffsetCommit | OffsetFetch:
-    """Raises ParseError."""
+def read_request(payload: Bytes) -> ProduceBody | Fetch | OffsetCommit | OffsetFetch:
+    """A produce as it came, because the session puts it into a run, or the request. Raises ParseError."""
     try:
         envelope = _decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ParseError(str(error)) from None
-    given = [body for body in _bodies(envelope) if body is not UNSET]
-    if len(given) != 1:
-        raise ParseError(f"an object with one request is expected, this one has {len(given)}")
-    body = given[0]
-    if isinstance(body, ProduceBody):
-        try:
-            return Produce(body.topic, body.partition, [bytes(record) for record in body.records])
-        except ValueError:
-            raise ParseError("a record is an array of numbers from 0 to 255") from None
-    if isinstance(body, FetchBody):
-        offset, max_bytes = _u64("offset", body.offset), _u64("max_bytes", body.max_bytes)
-        return Fetch(Form.JSON, body.group_id or "", body.topic, body.partition, offset, max_bytes)
-    if isinstance(body, OffsetCommitBody):
-        offset = _u64("offset", body.offset)
-        return OffsetCommit(Form.JSON, body.group_id, body.topic, body.partition, offset)
-    assert isinstance(body, OffsetFetchBody)
-    return OffsetFetch(Form.JSON, body.group_id, body.topic, body.partition)
+    produce, fetch, commit, offset_fetch = (
+        envelope.produce,
+        envelope.fetch,
+        envelope.offset_commit,
+        envelope.offset_fetch,
+    )
+    if produce is not UNSET and fetch is commit is offset_fetch is UNSET:
+        return produce
+    if fetch is not UNSET and produce is commit is offset_fetch is UNSET:
+        offset, max_bytes = _u64("offset", fetch.offset), _u64("max_bytes", fetch.max_bytes)
+        return Fetch(Form.JSON, fetch.group_id or "", fetch.topic, fetch.partition, offset, max_bytes)
+    if commit is not UNSET and produce is fetch is offset_fetch is UNSET:
+        offset = _u64("offset", commit.offset)
+        return OffsetCommit(Form.JSON, commit.group_id, commit.topic, commit.partition, offset)
+    if offset_fetch is not UNSET and produce is fetch is commit is UNSET:
+        return OffsetFetch(Form.JSON, offset_fetch.group_id, offset_fetch.topic, offset_fetch.partition)
+    raise ParseError("an object with the name of one request is expected")
 
 
-def _bodies(envelope: Envelope) -> tuple[object, ...]:
-    return envelope.produce, envelope.fetch, envelope.offset_commit, envelope.offset_fetch
+def records(body: ProduceBody, frame_bytes_max: int) -> list[Bytes]:
+    """The records of a produce; raises ParseError, also when the answer with their offsets would not fit a frame."""
+    lists = body.records
+    if len(lists) * OFFSET_BYTES_MAX > frame_bytes_max:
+        count_max = frame_bytes_max // OFFSET_BYTES_MAX
+        raise ParseError(f"{len(lists)} records; the offsets of {count_max} at most fit an answer")
+    try:
+        return list(map(bytearray, lists))
+    except ValueError:
+        raise ParseError("a record is an array of numbers from 0 to 255") from None
 
 
 def _u64(name: str, value: int) -> int:

@@ -25,30 +25,13 @@ class ProduceRun:
 
     __slots__ = ("counts", "form", "partition", "topic", "values")
 
-    def __init__(self, form: Form, topic: str, partition: int, values: list[Bytes], count: int) -> None:
+    def __init__(self, form: Form, topic: str, partition: int, values: list[Bytes], counts: list[int] | None) -> None:
         self.form = form
         self.topic = topic
         self.partition = partition
         self.values = values
-        self.counts: list[int] | None = None if count == 1 else [count]
+        self.counts = counts
         """Records of each request; None while every one has a single record, which is the common case."""
-
-    def takes(self, form: Form, topic: str, partition: int) -> bool:
-        return self.partition == partition and self.topic == topic and self.form is form
-
-    def add(self, values: list[Bytes], count: int) -> None:
-        """One more request with `count` records."""
-        if count != 1 and self.counts is None:
-            self.counts = [1] * len(self.values)
-        if self.counts is not None:
-            self.counts.append(count)
-        self.values += values
-
-    def add_singles(self, values: list[Bytes]) -> None:
-        """As many more requests as values, each with one record."""
-        if self.counts is not None:
-            self.counts += [1] * len(values)
-        self.values += values
 
     def own(self) -> None:
         """Copy what is borrowed: the run is not performed before the next read."""

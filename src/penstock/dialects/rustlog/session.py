@@ -48,8 +48,6 @@ _SIZE = struct.Struct(">I")
 _OPENING_BRACE = 0x7B
 COPIED_BYTES_MAX = 256 * 1024
 """Slices of bytes are cheaper than slices of a view: what one read delivers is copied once. Large frames are not."""
-JSON_OFFSET_BYTES_MAX = 21
-"""The digits of an offset and a comma, in the answer to a JSON produce."""
 
 
 class RustLogSession:
@@ -79,11 +77,7 @@ class RustLogSession:
                 values, at = head.cut(data, at, end, frame_bytes_max)
                 if values:
                     self._form = Form.BINARY
-                    run = _run_at_end(requests, Form.BINARY, head.topic, head.partition)
-                    if run is None:
-                        requests.append(ProduceRun(Form.BINARY, head.topic, head.partition, values, 1))
-                    else:
-                        run.add_singles(values)
+                    _add_singles(requests, head, values)
                     if end - at < SIZE_BYTES:
                         break
             size: int = _SIZE.unpack_from(data, at)[0]
@@ -126,18 +120,14 @@ class RustLogSession:
     def _cut_json(self, payload: Bytes, requests: list[Request]) -> None:
         try:
             request = json_form.read_request(payload)
+            if not isinstance(request, json_form.ProduceBody):
+                requests.append(request)
+                return
+            values = json_form.records(request, self._service.settings.frame_bytes_max)
         except json_form.ParseError as error:
             requests.append(Ready(json_form.parse_failed(str(error))))
             return
-        if not isinstance(request, json_form.Produce):
-            requests.append(request)
-            return
-        records_max = self._service.settings.frame_bytes_max // JSON_OFFSET_BYTES_MAX
-        if len(request.values) > records_max:
-            text = f"{len(request.values)} records; the offsets of {records_max} at most fit an answer"
-            requests.append(Ready(json_form.parse_failed(text)))
-            return
-        _add_produce(requests, Form.JSON, request.topic, request.partition, request.values)
+        _add_produce(requests, Form.JSON, request.topic, request.partition, values)
 
     # ------------------------------------------------------------------------------------------------ broker
 
@@ -301,19 +291,35 @@ _ANSWER: dict[type, Callable[[RustLogSession, Any, Any], bytes]] = {
 }
 
 
-def _run_at_end(requests: list[Request], form: Form, topic: str, partition: int) -> ProduceRun | None:
-    last = requests[-1] if requests else None
-    if type(last) is ProduceRun and last.takes(form, topic, partition):
-        return last
-    return None
-
-
 def _add_produce(requests: list[Request], form: Form, topic: str, partition: int, values: list[Bytes]) -> None:
-    run = _run_at_end(requests, form, topic, partition)
-    if run is None:
-        requests.append(ProduceRun(form, topic, partition, values, len(values)))
+    """Into the run at the end of `requests` where it fits, else into a new one."""
+    count = len(values)
+    run = requests[-1] if requests else None
+    if type(run) is ProduceRun and run.partition == partition and run.topic == topic and run.form is form:
+        run.values += values
+        if run.counts is not None:
+            run.counts.append(count)
+        elif count != 1:
+            run.counts = [1] * (len(run.values) - count)
+            run.counts.append(count)
     else:
-        run.add(values, len(values))
+        requests.append(ProduceRun(form, topic, partition, values, None if count == 1 else [count]))
+
+
+def _add_singles(requests: list[Request], head: ProduceHead, values: list[Bytes]) -> None:
+    """As many produces as values, each of one record."""
+    run = requests[-1] if requests else None
+    if (
+        type(run) is ProduceRun
+        and run.partition == head.partition
+        and run.topic == head.topic
+        and run.form is Form.BINARY
+    ):
+        run.values += values
+        if run.counts is not None:
+            run.counts += [1] * len(values)
+    else:
+        requests.append(ProduceRun(Form.BINARY, head.topic, head.partition, values, None))
 
 
 def _refused(form: Form, refusal: Refusal, topic: str, partition: int, failure: Code) -> bytes:

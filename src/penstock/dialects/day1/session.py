@@ -1,0 +1,301 @@
+"""One Day1 connection: frames in, requests to the broker, frames out. No I/O and no clock.
+
+Consecutive produces to one partition become one `ProduceRun`: the broker appends all their records in one write, and
+the answers leave in one buffer. Most produces carry one record and have topic and partition in the same bytes as the
+one before, so these are cut by comparing bytes.
+
+mini-kafka handles a request after the one before it. Here a request is performed when it arrives, which looks the same
+as long as the broker takes it at once; where the topic has to be made first, all later requests of the connection are
+held until it is.
+
+A frame that is too large closes the connection without an answer, as mini-kafka does. Everything else has one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from penstock.broker.engine import Bytes, RecordsRead, RunAppended
+from penstock.dialects.day1 import errors
+from penstock.dialects.day1.frames import (
+    FETCH_HEADER_BYTES,
+    ITEM_OVERHEAD_BYTES,
+    ITEMS_MAX,
+    KEY_BYTES_MAX,
+    LENGTH,
+    LENGTH_BYTES,
+    Fetch,
+    Malformed,
+    Produce,
+    error_answer,
+    fetch_answer,
+    item,
+    produce_answers,
+    read_request,
+)
+from penstock.dialects.day1.service import Day1Service
+from penstock.model.chunks import Chunk
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.fed import Fed
+from penstock.model.ids import topic_name
+from penstock.model.pending import Pending, when
+
+T = TypeVar("T")
+
+COPY_BYTES_MAX = 512 * 1024
+"""Up to here a read is copied once and cut as bytes, which is faster than views; larger ones are mostly one record."""
+
+_ONE = b"\x00\x01"
+_KEY_LENGTH_BYTES = 2
+_LENGTHS = struct.Struct(">HI")
+"""Of key and value, when the key is empty."""
+_EMPTY_FETCH = fetch_answer((), 0)
+
+
+class ProduceRun:
+    """Produces in a row to one partition: their records one behind the other, and how many each has."""
+
+    __slots__ = ("counts", "keys", "partition", "topic", "values")
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.keys: list[Bytes | None] = []
+        self.values: list[Bytes] = []
+        self.counts: list[int] = []
+
+    def own(self) -> None:
+        """Borrow nothing any more."""
+        self.values = [value if type(value) is bytes else bytes(value) for value in self.values]
+
+
+class Day1Session:
+    __slots__ = ("_head", "_held", "_partition", "_service", "_topic", "client_host")
+
+    def __init__(self, service: Day1Service, client_host: str = "") -> None:
+        self._service = service
+        self.client_host = client_host
+        self._head = b""
+        """Key, topic, partition and count of the last produce of one record, as they came."""
+        self._topic = ""
+        self._partition = 0
+        self._held: deque[tuple[Any, Pending[Any]]] | None = None
+        """Requests behind one that the broker cannot take yet; None when there is none such."""
+
+    # ------------------------------------------------------------------------------------------------ bytes in
+
+    def feed(self, view: memoryview) -> Fed:
+        requests: list[Any] = []
+        run: ProduceRun | None = None
+        frame_bytes_max = self._service.settings.frame_bytes_max
+        end = len(view)
+        data = view.tobytes() if end <= COPY_BYTES_MAX else view
+        at = 0
+        while end - at >= LENGTH_BYTES:
+            if self._head and type(data) is bytes and data.startswith(self._head, at + LENGTH_BYTES):
+                if run is None or run.topic != self._topic or run.partition != self._partition:
+                    cut = ProduceRun(self._topic, self._partition)
+                    at = self._cut(data, at, frame_bytes_max, cut)
+                    if cut.counts:
+                        run = cut
+                        requests.append(run)
+                else:
+                    at = self._cut(data, at, frame_bytes_max, run)
+                if end - at < LENGTH_BYTES:
+                    break
+            size = LENGTH.unpack_from(data, at)[0]
+            if size > frame_bytes_max:
+                return Fed(at, 0, requests, f"a frame of {size} bytes; {frame_bytes_max} are allowed")
+            stop = at + LENGTH_BYTES + size
+            if stop > end:
+                return Fed(at, LENGTH_BYTES + size, requests)
+            request = read_request(data[at + LENGTH_BYTES : stop])
+            if type(request) is Produce:
+                if run is None or run.topic != request.topic or run.partition != request.partition:
+                    run = ProduceRun(request.topic, request.partition)
+                    requests.append(run)
+                run.keys += request.keys
+                run.values += request.values
+                run.counts.append(len(request.values))
+                if request.head.endswith(_ONE):
+                    self._head, self._topic, self._partition, *_ = request
+            else:
+                run = None
+                requests.append(request)
+            at = stop
+        return Fed(at, 0, requests)
+
+    def _cut(self, data: bytes, at: int, frame_bytes_max: int, run: ProduceRun) -> int:
+        """Take the whole produces of one record from `at` on that go where the last one went; where they end."""
+        head = self._head
+        head_end = LENGTH_BYTES + len(head)
+        size_min = len(head) + _LENGTHS.size
+        end = len(data)
+        length_of, lengths_of = LENGTH.unpack_from, _LENGTHS.unpack_from
+        keys, values = run.keys, run.values
+        taken = len(values)
+        while data.startswith(head, at + LENGTH_BYTES):
+            (size,) = length_of(data, at)
+            stop = at + LENGTH_BYTES + size
+            if stop > end or not size_min <= size <= frame_bytes_max:
+                break
+            start = at + head_end
+            key_bytes, value_bytes = lengths_of(data, start)
+            start += _KEY_LENGTH_BYTES
+            if key_bytes:
+                key_start = start
+                start += key_bytes
+                if start + LENGTH_BYTES > stop:
+                    break
+                (value_bytes,) = length_of(data, start)
+                key = data[key_start:start]
+            else:
+                key = b""
+            start += LENGTH_BYTES
+            value_end = start + value_bytes
+            if value_end > stop:
+                break
+            keys.append(key)
+            values.append(data[start:value_end])
+            at = stop
+        run.counts += [1] * (len(values) - taken)
+        return at
+
+    # ------------------------------------------------------------------------------------------------ broker
+
+    def perform(self, request: Any) -> Any:
+        if self._held is None:
+            return self._perform(request)
+        if type(request) is ProduceRun:
+            request.own()
+        waiting: Pending[Any] = Pending()
+        self._held.append((request, waiting))
+        return waiting
+
+    def _perform(self, request: Any) -> Any:
+        if type(request) is ProduceRun:
+            return self._produce(request)
+        if type(request) is Fetch:
+            return self._fetch(request)
+        assert type(request) is Malformed
+        return None
+
+    def _hold_until(self, event: Pending[T], go_on: Callable[[T], Any]) -> Pending[Any]:
+        """What `go_on` gives once the event came; later requests stay behind it."""
+        first: Pending[Any] = Pending()
+        self._held = deque()
+
+        def came(result: T) -> None:
+            _settle(first, go_on(result))
+            held, self._held = self._held, None
+            for request, waiting in held or ():
+                _settle(waiting, self.perform(request))
+
+        event.then(came)
+        return first
+
+    def _produce(self, run: ProduceRun) -> RunAppended | Pending[RunAppended]:
+        result = self._append(run)
+        if isinstance(result, Pending) or result.fault is not Fault.UNKNOWN_TOPIC_OR_PARTITION:
+            return result
+        making = self._service.make_partition(run.topic, run.partition)
+        if isinstance(making, BrokerError):
+            return RunAppended(making.fault, text=making.text)
+        run.own()
+
+        def made(refusal: BrokerError | None) -> RunAppended | Pending[RunAppended]:
+            return self._append(run) if refusal is None else RunAppended(refusal.fault, text=refusal.text)
+
+        return self._hold_until(making, made)
+
+    def _append(self, run: ProduceRun) -> RunAppended | Pending[RunAppended]:
+        service = self._service
+        if run.values:
+            return service.engine.append_run(run.topic, run.partition, run.values, run.keys, service.settings.acks)
+        # Produces without records are answered with the offset that the next record will have.
+        partition = service.engine.partition(run.topic, run.partition)
+        if partition is None:
+            return RunAppended(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+        if partition.log is None:
+            return RunAppended(Fault.STORAGE_ERROR)
+        return RunAppended(Fault.NONE, partition.log.log_end_offset)
+
+    def _fetch(self, request: Fetch) -> bytes | Pending[bytes]:
+        topic, index, offset, max_bytes = request
+        try:
+            topic_name(topic)
+        except BrokerError as error:
+            return error_answer(errors.fetch_error(error.fault, error.text))
+        engine = self._service.engine
+        partition = engine.partition(topic, index)
+        if partition is None:
+            return _EMPTY_FETCH
+        room = self._service.settings.frame_bytes_max - FETCH_HEADER_BYTES
+        items_max = min(ITEMS_MAX, max_bytes // ITEM_OVERHEAD_BYTES)
+        if not items_max:
+            return _EMPTY_FETCH
+        if partition.log is not None:
+            offset = max(offset, partition.log.log_start_offset)
+        found = engine.read_records(topic, index, offset, items_max, min(max_bytes, room))
+        return when(found, lambda read: _fetched(read, max_bytes, room))
+
+    # ------------------------------------------------------------------------------------------------ bytes out
+
+    def answer(self, request: Any, result: Any) -> list[Chunk]:
+        if type(request) is ProduceRun:
+            return [_answer_run(request, result)]
+        if type(request) is Fetch:
+            return [result]
+        assert type(request) is Malformed
+        return [error_answer(request.text)]
+
+    def closed(self) -> None:
+        """What is held is still performed: the peer may have sent it and left."""
+
+
+def _settle(waiting: Pending[Any], result: Any) -> None:
+    if isinstance(result, Pending):
+        result.then(waiting.complete)
+    else:
+        waiting.complete(result)
+
+
+def _answer_run(run: ProduceRun, result: RunAppended) -> bytes:
+    counts = run.counts
+    if result.fault is Fault.NONE:
+        return produce_answers(result.base_offset, counts)
+    written = 0
+    if result.written:
+        # A produce counts when all its records made it.
+        written = sum(1 for end in accumulate(counts) if end <= result.written)
+    refused = error_answer(errors.produce_error(result.fault, result.text))
+    return produce_answers(result.base_offset, counts[:written]) + refused * (len(counts) - written)
+
+
+def _fetched(read: RecordsRead, max_bytes: int, room: int) -> bytes:
+    """The records that fit, by the strict rule: not even the first may be larger than what was asked for. A record that
+    no answer could hold is an error that names it, so that the reader can step over it."""
+    if read.fault is Fault.OFFSET_OUT_OF_RANGE:
+        return _EMPTY_FETCH
+    if read.fault is not Fault.NONE:
+        return error_answer(errors.fetch_error(read.fault))
+    parts: list[bytes] = []
+    size = count = 0
+    for record in read.records:
+        key, value = record.key or b"", record.value or b""
+        item_bytes = ITEM_OVERHEAD_BYTES + len(key) + len(value)
+        if len(key) > KEY_BYTES_MAX or item_bytes > room:
+            if count:
+                break
+            text = f"the record at offset {record.offset} has a key of {len(key)} and a value of {len(value)} bytes"
+            return error_answer(errors.fetch_error(Fault.MESSAGE_TOO_LARGE, f"{text}, more than an answer holds"))
+        size += item_bytes
+        if size > max_bytes or size > room:
+            break
+        parts += item(record.offset, key, value)
+        count += 1
+    return fetch_answer(parts, count)

@@ -1,0 +1,281 @@
+"""One FlyMQ connection: both kinds of frames in, requests to the broker, answers out. No I/O and no clock.
+
+The first byte of a frame tells the kinds apart: AF begins an opcode frame, and a u32 length below the limit cannot. Answers
+leave in the order of the requests, except that API-key frames of version 1 keep it within their stream only (`multiplexes`,
+`unordered_key`): a waiting fetch holds up its own stream and no other.
+
+What a request finds is what the one before it left. Only a few take several steps (making a topic, for one); those behind
+them, in the same order, wait in a lane. Everything else is performed as it comes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.dialects.flymq import api_frames, opcode_frames
+from penstock.dialects.flymq.api_frames import LENGTH_BYTES, VERSIONS, ApiCall, ApiKey, call_at
+from penstock.dialects.flymq.batches import read_batch
+from penstock.dialects.flymq.opcode_frames import (
+    COMPRESSION_FLAGS,
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    Opcode,
+    OpcodeCall,
+    record_metadata,
+)
+from penstock.dialects.flymq.placing import Columns, Outcome, each
+from penstock.dialects.flymq.service import API_KEYS, HOLDING, OPCODES, FlyMQService
+from penstock.dialects.flymq.turns import Lane, follow
+from penstock.dialects.flymq.wire import U32, Reader
+from penstock.model.chunks import Chunk
+from penstock.model.errors import BrokerError, Fault
+from penstock.model.fed import Fed
+from penstock.model.limits import SCRATCH_BYTES
+from penstock.records.builder import Bytes
+
+SUBSCRIPTIONS_MAX = 10_000
+"""Pairs of topic and group that one connection may subscribe to."""
+LANES_MAX = 64
+"""Lanes that are kept although nothing is in them."""
+
+OpcodeRun = opcode_frames.ProduceRun
+ApiRun = api_frames.ProduceRun
+Request = OpcodeCall | ApiCall | OpcodeRun | ApiRun
+
+_PRODUCE_KEY = bytes(2)
+_PRODUCE_VERSIONS = tuple(version.to_bytes(2, "big") for version in VERSIONS)
+
+
+class FlyMQSession:
+    __slots__ = ("_lanes", "_service", "_subscriptions", "client_host")
+
+    multiplexes = True
+
+    def __init__(self, service: FlyMQService, client_host: str = "") -> None:
+        self._service = service
+        self.client_host = client_host
+        self._lanes: dict[int | None, Lane] = {}
+        self._subscriptions: set[tuple[str, str]] = set()
+
+    # ------------------------------------------------------------------------------------------------ bytes in
+
+    def feed(self, view: memoryview) -> Fed:
+        end = len(view)
+        # Small frames are cut from a copy, which is cheaper to compare and slice; large ones are not copied here.
+        data: Bytes = bytes(view) if end <= SCRATCH_BYTES else view
+        limit = self._service.frame_bytes_max
+        requests: list[Any] = []
+        at = 0
+        while at < end:
+            if data[at] == MAGIC:
+                if end - at < 2:
+                    break
+                if data[at + 1] != VERSION:
+                    return Fed(at, 0, requests, f"version {data[at + 1]} of the opcode frames; {VERSION} is known")
+                if end - at < HEADER_BYTES:
+                    break
+                length = U32.unpack_from(data, at + 4)[0]
+                if length > limit:
+                    return Fed(at, 0, requests, f"a payload of {length} bytes; {limit} are allowed")
+                stop = at + HEADER_BYTES + length
+                if stop > end:
+                    return Fed(at, stop - at, requests)
+                at = self._opcode_frame(data, at, stop, end, requests)
+            else:
+                if end - at < LENGTH_BYTES:
+                    break
+                length = U32.unpack_from(data, at)[0]
+                if length > limit:
+                    return Fed(at, 0, requests, f"a frame of {length} bytes; {limit} are allowed")
+                stop = at + LENGTH_BYTES + length
+                if stop > end:
+                    return Fed(at, stop - at, requests)
+                at = self._api_frame(data, at, stop, end, requests)
+        return Fed(at, 0, requests)
+
+    def _opcode_frame(self, data: Bytes, at: int, stop: int, end: int, requests: list[Any]) -> int:
+        opcode, flags = data[at + 2], data[at + 3]
+        if opcode == Opcode.PRODUCE and flags & COMPRESSION_FLAGS == 0:
+            run: OpcodeRun | None = None
+            after = stop
+            if isinstance(data, bytes):
+                run, after = opcode_frames.cut_run(data, at, stop, end, self._service.frame_bytes_max)
+            else:
+                alone = opcode_frames.produce_at(data, at, stop)
+                if alone is not None:
+                    topic, asked, value, key, _, _ = alone
+                    run = OpcodeRun(topic, asked, [value], None if key is None else [key], borrows=True)
+            if run is not None:
+                requests.append(run)
+                return after
+        requests.append(OpcodeCall(opcode, flags, data[at + HEADER_BYTES : stop]))
+        return stop
+
+    def _api_frame(self, data: Bytes, at: int, stop: int, end: int, requests: list[Any]) -> int:
+        start = at + LENGTH_BYTES
+        if (
+            isinstance(data, bytes)
+            and stop - start > 4
+            and data.startswith(_PRODUCE_KEY, start)
+            and data.startswith(_PRODUCE_VERSIONS, start + 2)
+        ):
+            run, after = api_frames.cut_run(data, at, stop, end, self._service.frame_bytes_max)
+            if run is not None:
+                requests.append(run)
+                return after
+        requests.append(call_at(data, start, stop))
+        return stop
+
+    # ------------------------------------------------------------------------------------------------ broker
+
+    def perform(self, request: Request) -> Any:
+        if self._lanes:
+            lane = self._lanes.get(request.unordered_key)
+            if lane is not None and lane.busy:
+                request.keep()
+                return lane.run(lambda: self._performed(request))
+        return self._performed(request)
+
+    def _performed(self, request: Request) -> Any:
+        try:
+            if type(request) is OpcodeRun:
+                return self._run(request)
+            if type(request) is ApiRun:
+                return self._place(request.topic, request.asked, request.columns(), request)
+            if type(request) is OpcodeCall:
+                return self._opcode(request)
+            assert isinstance(request, ApiCall)
+            return self._api(request)
+        except BrokerError as error:
+            return error
+
+    def _hold(self, request: Request, work: Any) -> Any:
+        """Do it in the lane of its order, so that what comes behind it waits."""
+        lanes = self._lanes
+        if len(lanes) >= LANES_MAX:
+            for key in [key for key, lane in lanes.items() if not lane.busy]:
+                del lanes[key]
+        lane = lanes.setdefault(request.unordered_key, Lane())
+        return lane.run(work)
+
+    def _run(self, run: OpcodeRun) -> Any:
+        run.now_ms = self._service.engine.now_ms()
+        placed = self._place(run.topic, self._asked(run.topic, run.asked), Columns(run.values, run.keys), run)
+        if run.borrows:
+            run.give_back()
+        return placed
+
+    def _asked(self, topic: str, asked: int) -> int:
+        """The partition field of PRODUCE holds when there is such a partition; the original never looks at it."""
+        return asked if 0 <= asked < self._service.placing.partitions(topic) else -1
+
+    def _place(self, topic: str, asked: int, records: Columns, request: Request) -> Any:
+        placing = self._service.placing
+        if placing.partitions(topic):
+            return placing.place(topic, asked, records)
+        request.keep()
+        if isinstance(request, OpcodeRun):
+            records = Columns(request.values, request.keys)
+            asked = request.asked
+        elif asked > 0:
+            raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+
+        def created(_: Any) -> Any:
+            chosen = self._asked(topic, asked) if isinstance(request, OpcodeRun) else asked
+            return placing.place(topic, chosen, records)
+
+        return self._hold(request, lambda: follow(placing.create(topic), created))
+
+    def _opcode(self, call: OpcodeCall) -> Any:
+        service = self._service
+        handler = OPCODES.get(call.opcode)
+        if handler is None and call.opcode != Opcode.PRODUCE:
+            raise BrokerError(Fault.INVALID_REQUEST, f"unknown opcode: {call.opcode}")
+        reader = Reader(call.plain_payload(service.frame_bytes_max))
+        if handler is None:
+            return self._produce(call, reader)
+        if call.opcode in HOLDING:
+            return self._hold(call, lambda: handler(service, self, reader))
+        return handler(service, self, reader)
+
+    def _produce(self, call: OpcodeCall, reader: Reader) -> Any:
+        """A PRODUCE that came compressed; unsound ones end here too."""
+        topic, key, value, asked = reader.string(), reader.raw(), reader.raw(), reader.i32()
+        now_ms = self._service.engine.now_ms()
+        placed = self._place(topic, self._asked(topic, asked), Columns([value], [key] if key else None), call)
+
+        def answered(outcome: Outcome) -> bytes:
+            row = each(outcome, 1)[0]
+            if row.fault is not Fault.NONE:
+                raise BrokerError(row.fault, row.text)
+            return record_metadata(topic, row.partition, row.offset, now_ms, key, value)
+
+        return follow(placed, answered)
+
+    def _api(self, call: ApiCall) -> Any:
+        if call.fault is not Fault.NONE:
+            raise BrokerError(call.fault)
+        if call.key == ApiKey.PRODUCE:
+            return self._api_produce(call)
+        handler = API_KEYS.get(call.key)
+        if handler is None:
+            raise BrokerError(Fault.UNSUPPORTED_VERSION, f"API key {call.key} is not known")
+        return handler(self._service, self, Reader(call.payload))
+
+    def _api_produce(self, call: ApiCall) -> Any:
+        reader = Reader(call.payload)
+        topic, asked = reader.string(), reader.i32()
+        messages = read_batch(reader, self._service.frame_bytes_max)
+        records = Columns(
+            [message.value for message in messages],
+            [message.key for message in messages] if any(message.key for message in messages) else None,
+            [message.timestamp for message in messages],
+            [message.headers for message in messages],
+        )
+
+        def answered(outcome: Outcome) -> bytes:
+            placed = each(outcome, len(messages))
+            for row in placed:
+                if row.fault is not Fault.NONE:
+                    raise BrokerError(row.fault, row.text)
+            return api_frames.places(placed)
+
+        return follow(self._place(topic, asked, records, call), answered)
+
+    # ------------------------------------------------------------------------------------------------ bytes out
+
+    def answer(self, request: Request, result: Any) -> list[Chunk]:
+        if type(request) is OpcodeRun:
+            if isinstance(result, BrokerError):
+                return [opcode_frames.error(result.text) * request.count]
+            return [opcode_frames.answer_run(request, result)]
+        if type(request) is ApiRun:
+            if isinstance(result, BrokerError):
+                refused = api_frames.error(ApiKey.PRODUCE, request.version, request.stream, result.fault, result.text)
+                return [refused * len(request.values)]
+            return [api_frames.answer_run(request, result)]
+        if type(request) is OpcodeCall:
+            if isinstance(result, BrokerError):
+                return [opcode_frames.error(result.text)]
+            return [opcode_frames.answer(request.opcode, result)]
+        assert isinstance(request, ApiCall)
+        if isinstance(result, BrokerError):
+            return [api_frames.error(request.key, request.version, request.stream, result.fault, result.text)]
+        return [api_frames.answer(request.key, request.version, request.stream, result)]
+
+    # ------------------------------------------------------------------------------------------------ subscriptions
+
+    def subscribe(self, topic: str, group: str) -> None:
+        """This connection is a member of the pair until it goes."""
+        pair = topic, group
+        if pair in self._subscriptions:
+            return
+        if len(self._subscriptions) >= SUBSCRIPTIONS_MAX:
+            raise BrokerError(Fault.POLICY_VIOLATION, f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions")
+        self._subscriptions.add(pair)
+        self._service.subscribed(topic, group)
+
+    def closed(self) -> None:
+        self._service.unsubscribed(self._subscriptions)
+        self._subscriptions.clear()
