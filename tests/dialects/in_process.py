@@ -153,8 +153,7 @@ class InProcessPeer:
         answers: list[tuple[Any, Any]] = []
         while True:
             consumed, needed, requests, self.fatal = self.session.feed(view[at:])
-            for request in requests:
-                answers.append((request, self.session.perform(request)))
+            answers += [(request, self.session.perform(request)) for request in requests]
             at += consumed
             if self.fatal is not None or not 0 < needed <= len(view) - at:
                 break
@@ -211,12 +210,14 @@ class SocketBroker:
             raise self._failure
 
     def make_topic(self, name: str, partitions: int = 1) -> None:
-        async def make() -> None:
-            pending = self.engine.create_topics([NewTopic(name, partitions)], validate_only=False)
-            while not pending.done:
-                await asyncio.sleep(0.001)
+        made = threading.Event()
 
-        asyncio.run_coroutine_threadsafe(make(), self.loop).result(WAIT_S)
+        def make() -> None:
+            topic = NewTopic(name, partitions)
+            self.engine.create_topics([topic], validate_only=False).then(lambda _: made.set())
+
+        self.loop.call_soon_threadsafe(make)
+        assert made.wait(WAIT_S)
 
     def _run(self) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +13,7 @@ import typer
 from penstock.cli.failure import Failed, Misused
 
 if TYPE_CHECKING:
-    from confluent_kafka import Producer, TopicPartition
+    from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, TopicDescription
 
 BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
@@ -27,6 +27,9 @@ Bootstrap = Annotated[
         "--bootstrap", "-b", help="HOST:PORT of the broker; several with commas.", envvar="PENSTOCK_BOOTSTRAP"
     ),
 ]
+Spot = tuple[str, int]
+"""A topic and one of its partitions."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -79,6 +82,10 @@ def reason(error: Any) -> str:
             return "the broker does not answer"
         if cause.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
             return "the broker has no such topic"
+        if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return "the broker has no such group"
+        if cause.code() in (KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID):
+            return "the group has members"
         return cause.str().removeprefix("Broker: ").removeprefix("Local: ")
     return str(cause)
 
@@ -113,8 +120,21 @@ def partitions_for_writing(producer: Producer, topic: str) -> list[int]:
         producer.poll(0.1)
 
 
-def offsets(admin: AdminClient, partitions: list[TopicPartition], spec: Any) -> dict[int, int]:
-    """The offset of each partition that `spec` asks for (earliest, latest, at a timestamp: -1 where there is none)."""
-    futures = admin.list_offsets(dict.fromkeys(partitions, spec), request_timeout=TIMEOUT_S)
+def offsets(admin: AdminClient, spots: Iterable[Spot], spec: Any, *, gone_ok: bool = False) -> dict[Spot, int]:
+    """The offset of each partition that `spec` asks for (earliest, latest, at a timestamp: -1 where there is none). With
+    `gone_ok` partitions that the broker does not have are left out."""
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+    wanted = {TopicPartition(topic, partition): spec for topic, partition in spots}
+    if not wanted:
+        return {}
+    gone = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+    found: dict[Spot, int] = {}
     with failing_as("asking for offsets"):
-        return {partition.partition: future.result().offset for partition, future in futures.items()}
+        for place, future in admin.list_offsets(wanted, request_timeout=TIMEOUT_S).items():
+            try:
+                found[place.topic, place.partition] = future.result().offset
+            except KafkaException as error:
+                if not gone_ok or error.args[0].code() not in gone:
+                    raise
+    return found

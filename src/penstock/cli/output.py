@@ -6,22 +6,27 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 
 def print_json(value: Any) -> None:
     """One JSON document, indented: readable, and jq does not mind."""
+    import msgspec
+
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
     """Numbers to the right; on a terminal with rules and colour, in a pipe aligned text that is never cut."""
     cells = [["" if cell is None else _text(cell) for cell in row] for row in rows]
-    right = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(head))]
+    right = [_are_numbers([row[at] for row in rows]) for at in range(len(head))]
     if sys.stdout.isatty():
         _print_rich(head, cells, right, title)
     else:
         _print_plain(head, cells, right)
+
+
+def _are_numbers(cells: list[Any]) -> bool:
+    """Whether a column holds numbers, with or without gaps."""
+    return any(cell is not None for cell in cells) and all(cell is None or isinstance(cell, int) for cell in cells)
 
 
 def _text(cell: Any) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.server.config import Config, load
+if TYPE_CHECKING:
+    from penstock.server.config import Config
 
 _FLAGS = {"--config": "config", "-c": "config", "--data-dir": "data_dir", "--listen": "listen"}
 
@@ -23,6 +24,8 @@ class ServeFlags(NamedTuple):
 
     def load(self) -> Config:
         """The effective configuration of these flags, this environment and that file."""
+        from penstock.server.config import load
+
         flags: dict[str, object] = {}
         if self.data_dir is not None:
             flags["data_dir"] = self.data_dir

@@ -15,11 +15,11 @@ from penstock.cli.connection import (
     admin_client,
     describe_topic,
     failing_as,
-    offsets,
     partitions_of,
 )
 from penstock.cli.failure import Failed, Misused, checked_topic, key_values
 from penstock.cli.output import note, print_json, print_table
+from penstock.cli.whence import bounds
 from penstock.model.ids import is_internal
 
 if TYPE_CHECKING:
@@ -94,16 +94,12 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """Show a topic's id, partitions, offsets and configs."""
-    from confluent_kafka import TopicPartition
-    from confluent_kafka.admin import OffsetSpec
-
     checked_topic(name)
     admin = admin_client(bootstrap)
     topic = describe_topic(admin, name)
-    places = [TopicPartition(name, info.id) for info in topic.partitions]
-    start, end = offsets(admin, places, OffsetSpec.earliest()), offsets(admin, places, OffsetSpec.latest())
+    there = bounds(admin, [(name, info.id) for info in topic.partitions])
     configs = _configs(admin, name)
-    rows = [(info.id, info.leader.id, start[info.id], end[info.id]) for info in topic.partitions]
+    rows = [(info.id, info.leader.id, there.start[name, info.id], there.end[name, info.id]) for info in topic.partitions]
     if as_json:
         head = ("partition", "leader", "start_offset", "end_offset")
         print_json(

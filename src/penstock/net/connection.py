@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.net")
 
 _OPEN, _LAST_ANSWERS, _LINGER = range(3)
+
+HELD_BYTES_MAX = 64 * 1024
+"""Larger answers are written at once: there is nothing to gain by waiting for others."""
 """A connection that ends lets its last answers leave; after a broken protocol it then lingers until the peer closes,
 because closing a socket with unread bytes resets the connection and may destroy answers on their way."""
 
@@ -60,6 +63,8 @@ class Connection(asyncio.BufferedProtocol):
         "_ending_since_ms",
         "_eof",
         "_half",
+        "_held",
+        "_held_bytes",
         "_heard_ms",
         "_listener",
         "_multiplexes",
@@ -89,6 +94,8 @@ class Connection(asyncio.BufferedProtocol):
         """The transport holds bytes that the socket did not take; see `Outbox` for why that is exact."""
         self._closed = True
         self._half = HalfFrame(self._network.pool)
+        self._held: list[Chunk] | None = None
+        self._held_bytes = 0
         self._parked: deque[tuple[Any, Any]] | None = None
         self._multiplexes = False
         self._scheduled = False
@@ -152,6 +159,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         self._eof = True
+        self.write_held()
         if self._closed or self._ending:
             return False
         if self._half.filled:
@@ -347,13 +355,46 @@ class Connection(asyncio.BufferedProtocol):
         outbox = self._outbox
         self._listener.bytes_sent += size
         if not self.stalled and (outbox is None or not outbox.bytes_unsent) and FileRange not in map(type, out):
-            write(self._network, self._transport, cast("list[bytes | bytearray | memoryview]", out), size)
+            self._hold(out, size)
         else:
+            self.write_held()
+            outbox = self._outbox
             if outbox is None:
                 outbox = self._outbox = Outbox(self._network, self._transport, self)
             outbox.push(out, size)
         if self.stalled or self._charged or outbox is not None:
             self._recharge()
+
+    def _hold(self, out: list[Chunk], size: int) -> None:
+        """Keep small answers until the loop has read all sockets that were ready: a peer that serves many connections
+        is then woken once, not by the first of them and again by each that follows."""
+        held = self._held
+        if held is not None:
+            held += out
+            self._held_bytes += size
+        elif size > HELD_BYTES_MAX:
+            write(self._network, self._transport, cast("list[bytes | bytearray | memoryview]", out), size)
+            return
+        else:
+            self._held = out
+            self._held_bytes = size
+            self._network.write_soon(self)
+        if self._held_bytes > HELD_BYTES_MAX or self._ending:
+            self.write_held()
+
+    def write_held(self) -> None:
+        held = self._held
+        if held is None:
+            return
+        self._held = None
+        if self._closed:
+            return
+        write(
+            self._network, self._transport, cast("list[bytes | bytearray | memoryview]", held), self._held_bytes
+        )
+        if self.stalled:
+            self._recharge()
+            self._regulate()
 
     # Flow control.
 
@@ -512,6 +553,7 @@ class Connection(asyncio.BufferedProtocol):
             self._finish()
 
     def _begin_end(self, ending: int) -> None:
+        self.write_held()
         self._ending = ending
         self._ending_since_ms = self._network.now_ms
         self._regulate()

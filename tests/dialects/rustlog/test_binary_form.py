@@ -63,19 +63,15 @@ def test_requests_for_a_partition_that_does_not_exist_are_code_10(peer: Peer, to
 
 
 @pytest.mark.parametrize("topic", ["../evil", "a/b", "..", ".", "/etc/passwd", "x" * 250])
-def test_names_outside_the_grammar_make_nothing(peer: Peer, broker: Broker, tmp_path: Path, topic: str) -> None:
-    before = sorted(path.name for path in tmp_path.rglob("*"))
+def test_names_outside_the_grammar_make_nothing(peer: Peer, tmp_path: Path, topic: str) -> None:
     assert peer.send(produce(b"a", topic=topic)) == unknown(topic, 0)
     answer = peer.send(frame(b"\x05" + text(topic) + b"\0\0\0\1"))
     assert answer[4:7] == b"\xfe\x00\x0a"
     assert b"topic name" in answer
     assert peer.send(commit("g", 1, topic=topic))[4:7] == b"\xfe\x00\x0a"
-    assert (
-        sorted(path.name for path in tmp_path.rglob("*") if not path.name.startswith("__consumer"))
-        == [name for name in before if not name.startswith("__consumer")]
-        or broker.engine.topic(topic) is None
-    )
-    assert not (tmp_path.parent / "evil").exists()
+    folders = [path.name for path in (tmp_path / "data").iterdir() if path.is_dir()]
+    assert sorted(name for name in folders if not name.startswith((".", "__"))) == ["orders-0", "orders-1"]
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_the_internal_topics_are_written_by_nobody(peer: Peer) -> None:
@@ -242,7 +238,6 @@ def test_topics_are_created_once_and_with_a_partition_at_least(peer: Peer, broke
     assert peer.send(create("new", 3)) == frame(b"\x05\x01")
     assert peer.send(create("new", 3)) == error(11, "Topic 'new' already exists")
     assert peer.send(create("none", 0)) == error(12, "Invalid partition count: 0")
-    assert peer.send(create("many", 10_001)).startswith(error(12, "Invalid partition count: 10001")[:4][:0])
     assert peer.send(create("many", 10_001))[4:7] == b"\xfe\x00\x0c"
     assert broker.engine.topic("none") is None
     assert peer.send(produce(b"a", topic="new", partition=2)) == produced(0)
@@ -337,7 +332,7 @@ CUT_OFF = [
 ]
 
 
-@pytest.mark.parametrize(("payload", "texts"), CUT_OFF, ids=lambda value: hex(value[0]) if value[:1] != ["m"] else "")
+@pytest.mark.parametrize(("payload", "texts"), CUT_OFF, ids=["01", "02", "03", "04", "05", "07", "08"])
 def test_a_payload_cut_off_at_any_byte_names_the_field_and_the_connection_stays(
     peer: Peer, payload: bytes, texts: list[str]
 ) -> None:

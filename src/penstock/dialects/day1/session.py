@@ -238,10 +238,13 @@ class Day1Session:
         items_max = min(ITEMS_MAX, max_bytes // ITEM_OVERHEAD_BYTES)
         if not items_max:
             return _EMPTY_FETCH
-        if partition.log is not None:
-            offset = max(offset, partition.log.log_start_offset)
-        found = engine.read_records(topic, index, offset, items_max, min(max_bytes, room))
-        return when(found, lambda read: _fetched(read, max_bytes, room))
+        log = partition.log
+        if log is None:
+            return error_answer(errors.fetch_error(Fault.STORAGE_ERROR))
+        # While it waits for a flush, produces behind it are performed: a request sees nothing of what came after it.
+        end = log.log_end_offset
+        found = engine.read_records(topic, index, max(offset, log.log_start_offset), items_max, min(max_bytes, room))
+        return when(found, lambda read: _fetched(read, end, max_bytes, room))
 
     # ------------------------------------------------------------------------------------------------ bytes out
 
@@ -276,9 +279,9 @@ def _answer_run(run: ProduceRun, result: RunAppended) -> bytes:
     return produce_answers(result.base_offset, counts[:written]) + refused * (len(counts) - written)
 
 
-def _fetched(read: RecordsRead, max_bytes: int, room: int) -> bytes:
-    """The records that fit, by the strict rule: not even the first may be larger than what was asked for. A record that
-    no answer could hold is an error that names it, so that the reader can step over it."""
+def _fetched(read: RecordsRead, end: int, max_bytes: int, room: int) -> bytes:
+    """The records below `end` that fit, by the strict rule: not even the first may be larger than what was asked for. A
+    record that no answer could hold is an error that names it, so that the reader can step over it."""
     if read.fault is Fault.OFFSET_OUT_OF_RANGE:
         return _EMPTY_FETCH
     if read.fault is not Fault.NONE:
@@ -286,6 +289,8 @@ def _fetched(read: RecordsRead, max_bytes: int, room: int) -> bytes:
     parts: list[bytes] = []
     size = count = 0
     for record in read.records:
+        if record.offset >= end:
+            break
         key, value = record.key or b"", record.value or b""
         item_bytes = ITEM_OVERHEAD_BYTES + len(key) + len(value)
         if len(key) > KEY_BYTES_MAX or item_bytes > room:

@@ -78,7 +78,7 @@ def read_request(payload: Bytes) -> ProduceBody | Fetch | OffsetCommit | OffsetF
     """A produce as it came, because the session puts it into a run, or the request. Raises ParseError."""
     try:
         envelope = _decode(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ParseError(str(error)) from None
     produce, fetch, commit, offset_fetch = (
         envelope.produce,

@@ -1,0 +1,188 @@
+"""A small synchronous Day1 client: one connection, one request after the other, or many produces in flight.
+
+It speaks to this broker or to mini-kafka itself, and raises `Day1Error` for every error answer. A failure of the connection
+is the socket's own OSError (TimeoutError, ConnectionError); the client is of no use after it.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+PRODUCE, FETCH, ERROR = 1, 2, 255
+
+PORT = 9096
+FRAME_BYTES_MAX = 8 * 1024 * 1024
+"""The largest frame that a Day1 server takes, without its length field."""
+FETCH_BYTES = 1024 * 1024
+PIPELINE_BYTES_MAX = 256 * 1024
+"""Produces that are sent before their answers are read; the answers to so many are far smaller than a socket's buffers."""
+
+_LENGTH = struct.Struct(">I")
+_U16 = struct.Struct(">H")
+_BASE_OFFSET = struct.Struct(">Bq")
+_FETCH = struct.Struct(">HqI")
+_FETCHED = struct.Struct(">BH")
+_ITEM = struct.Struct(">qH")
+_UNFIT = re.compile(r"fetch error: the record at offset (\d+) .*more than an answer holds")
+
+
+class Day1Error(Exception):
+    """The server answered with an error. Day1 has one kind, 255; the text tells them apart."""
+
+    def __init__(self, code: int, text: str) -> None:
+        self.code = code
+        self.text = text
+        super().__init__(text)
+
+    @property
+    def unfit_offset(self) -> int | None:
+        """The record that no answer can hold, when that is what the error is about."""
+        found = _UNFIT.fullmatch(self.text)
+        return None if found is None else int(found[1])
+
+
+class Day1Record(NamedTuple):
+    offset: int
+    key: bytes
+    value: bytes
+
+
+class Day1Client:
+    """Connects when it is made; `with` closes it."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = PORT, timeout_s: float = 30.0) -> None:
+        self._socket = socket.create_connection((host, port), timeout_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._stream = self._socket.makefile("rb")
+
+    def produce(self, topic: str, partition: int, records: Sequence[tuple[bytes, bytes]]) -> int:
+        """Append (key, value) pairs in one request; the offset of the first."""
+        self._socket.sendall(_produce_frame(topic, partition, records))
+        return self._base_offset()
+
+    def produce_many(self, topic: str, partition: int, records: Sequence[tuple[bytes, bytes]]) -> list[int]:
+        """Append many, each in a request of its own, without waiting for each; their offsets. At an error the records
+        behind it may be there or not."""
+        offsets: list[int] = []
+        failure: Day1Error | None = None
+        for window in _windows([_produce_frame(topic, partition, (record,)) for record in records]):
+            self._socket.sendall(b"".join(window))
+            for _ in window:
+                try:
+                    offsets.append(self._base_offset())
+                except Day1Error as error:
+                    failure = failure or error
+            if failure is not None:
+                raise failure
+        return offsets
+
+    def fetch(self, topic: str, partition: int, offset: int, max_bytes: int = FETCH_BYTES) -> list[Day1Record]:
+        """The records from `offset` on that fit into `max_bytes`; none at the end, and none when the first is larger."""
+        self._socket.sendall(_frame(bytes((FETCH,)) + _text(topic) + _FETCH.pack(partition, offset, max_bytes)))
+        answer = self._answer(FETCH)
+        _, count = _FETCHED.unpack_from(answer)
+        at = _FETCHED.size
+        records = []
+        for _ in range(count):
+            record_offset, key_bytes = _ITEM.unpack_from(answer, at)
+            at += _ITEM.size
+            key = answer[at : at + key_bytes]
+            at += key_bytes
+            (value_bytes,) = _LENGTH.unpack_from(answer, at)
+            at += _LENGTH.size
+            records.append(Day1Record(record_offset, key, answer[at : at + value_bytes]))
+            at += value_bytes
+        return records
+
+    def records(self, topic: str, partition: int, offset: int = 0) -> Iterator[Day1Record]:
+        """Every record from `offset` to the end of the log, over those that no answer can hold."""
+        while True:
+            try:
+                # An empty answer may be a record larger than what was asked for: then a whole frame is.
+                found = self.fetch(topic, partition, offset) or self.fetch(topic, partition, offset, FRAME_BYTES_MAX)
+            except Day1Error as error:
+                if error.unfit_offset is None:
+                    raise
+                offset = error.unfit_offset + 1
+                continue
+            if not found:
+                return
+            yield from found
+            offset = found[-1].offset + 1
+
+    # ------------------------------------------------------------------------------------------------ connection
+
+    def _base_offset(self) -> int:
+        _, offset = _BASE_OFFSET.unpack(self._answer(PRODUCE))
+        return int(offset)
+
+    def _answer(self, wanted: int) -> bytes:
+        """What follows the key of the answer; raises Day1Error."""
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        answer = self._exactly(length)
+        if answer[:1] == bytes((ERROR,)):
+            raise Day1Error(ERROR, answer[1 + _U16.size :].decode("utf-8", "replace"))
+        if answer[:1] != bytes((wanted,)):
+            raise ConnectionError(f"an answer that begins with {answer[:1].hex()}: the server does not speak Day1")
+        return answer[1:]
+
+    def _exactly(self, count: int) -> bytes:
+        data = self._stream.read(count)
+        if len(data) < count:
+            raise ConnectionError("the server closed the connection")
+        return data
+
+    def close(self) -> None:
+        self._stream.close()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _produce_frame(topic: str, partition: int, records: Sequence[tuple[bytes, bytes]]) -> bytes:
+    if len(records) > 0xFFFF:
+        raise ValueError(f"{len(records)} records are more than the 65535 of a Day1 request")
+    parts = [bytes((PRODUCE,)), _text(topic), _U16.pack(partition), _U16.pack(len(records))]
+    for key, value in records:
+        if len(key) > 0xFFFF:
+            raise ValueError(f"a key of {len(key)} bytes is more than Day1's 65535")
+        parts += (_U16.pack(len(key)), key, _LENGTH.pack(len(value)), value)
+    return _frame(b"".join(parts))
+
+
+def _frame(payload: bytes) -> bytes:
+    if len(payload) > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {len(payload)} bytes is more than Day1's {FRAME_BYTES_MAX}")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    if len(raw) > 0xFFFF:
+        raise ValueError(f"a name of {len(raw)} bytes is more than Day1's 65535")
+    return _U16.pack(len(raw)) + raw
+
+
+def _windows(frames: list[bytes]) -> Iterator[list[bytes]]:
+    """The frames in pieces of about PIPELINE_BYTES_MAX, at least one each."""
+    window: list[bytes] = []
+    size = 0
+    for frame in frames:
+        if window and size + len(frame) > PIPELINE_BYTES_MAX:
+            yield window
+            window, size = [], 0
+        window.append(frame)
+        size += len(frame)
+    if window:
+        yield window
