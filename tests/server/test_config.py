@@ -56,7 +56,9 @@ def test_without_anything_the_defaults_hold() -> None:
     config = load(None, {}, {})
     assert config == Config()
     assert config.data_dir == Path("penstock-data")
-    assert config.listeners == {"kafka": (Listener("127.0.0.1", 9092),)}
+    assert config.listeners["kafka"] == (Listener("127.0.0.1", 9092),)
+    assert config.listeners["fluxgo"] == (Listener("127.0.0.1", 9898),)
+    assert list(config.listeners) == list(DIALECTS)
     assert config.storage.flush == "acks"
     assert config.net.frame_bytes_max == limits.FRAME_BYTES_MAX
     assert {source.origin for source in sources(config)} == {"default"}

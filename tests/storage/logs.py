@@ -124,6 +124,9 @@ def checkpoint(directory: DataDirectory, *logs: PartitionLog) -> None:
         for path, entries in log.active.index_tail(log.flushed_offset):
             directory.disk.append_to(path, entries)
     directory.write_checkpoint(directory.checkpoint_payload(logs))
+    for log in logs:
+        log.delete_dropped(log.log_start_offset, NOW_MS)
+        log.sweep_doomed(NOW_MS)
 
 
 def crash(directory: DataDirectory) -> None:

@@ -38,7 +38,7 @@ def filled(path: Path, values: list[bytes] | None = None) -> tuple[DataDirectory
 
 def test_after_a_clean_stop_everything_is_as_it_was_and_nothing_is_scanned(tmp_path: Path) -> None:
     directory, log = filled(tmp_path)
-    log.advance_start(2, NOW_MS)
+    log.advance_start(2)
     log.producerless_offset = 5
     directory.close([log], clean=True)
     again = DataDirectory(tmp_path)
@@ -109,7 +109,7 @@ def test_a_log_that_was_flushed_to_its_end_is_not_flushed_again(tmp_path: Path) 
 def test_the_log_start_of_the_checkpoint_holds_after_a_crash(tmp_path: Path) -> None:
     directory, log = filled(tmp_path)
     flush(log, directory.disk)
-    log.advance_start(3, NOW_MS)
+    log.advance_start(3)
     checkpoint(directory, log)
     crash(directory)
     again = DataDirectory(tmp_path)

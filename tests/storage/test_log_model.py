@@ -84,16 +84,23 @@ class LogAgainstList(RuleBasedStateMachine):
 
     @rule(part=st.floats(0, 1))
     def advance_start(self, part: float) -> None:
-        self.log.advance_start(int(part * self.flushed), NOW_MS)
+        self.log.advance_start(int(part * self.flushed))
         self.start = max(self.start, int(part * self.flushed))
 
     @rule(keep_bytes=st.integers(0, 3000))
     def retain_by_size(self, keep_bytes: int) -> None:
+        before = list(self.log.segments)
         count = expired_segments(self.log, config(retention_bytes=keep_bytes, retention_ms=-1), self.flushed, NOW_MS)
-        kept = self.log.segments[count:]
-        self.log.drop_segments(count, NOW_MS)
-        assert self.log.segments == kept
-        self.start = max(self.start, kept[0].base_offset)
+        self.log.drop_segments(count)
+        dropped = len(before) - len(self.log.segments)
+        assert self.log.segments == before[dropped:]
+        assert dropped == count
+        self.start = max(self.start, before[dropped].base_offset)
+
+    @rule()
+    def delete_files(self) -> None:
+        self.log.delete_dropped(self.start, NOW_MS)
+        self.log.sweep_doomed(NOW_MS + 10**9)
 
     @rule(offset=st.floats(0, 1), upper=st.floats(0, 1), max_bytes=st.integers(0, 3000), whole=st.booleans())
     def read(self, offset: float, upper: float, max_bytes: int, *, whole: bool) -> None:

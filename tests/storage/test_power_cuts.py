@@ -93,7 +93,7 @@ class PowerCuts(RuleBasedStateMachine):
         log, expected = self.logs[name], self.expected[name]
         offset = int(part * expected.flushed)
         expected.start_most = max(expected.start_most, offset)
-        log.advance_start(offset, NOW_MS)
+        log.advance_start(offset)
         self.checkpoint()
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(1, 3))
@@ -102,8 +102,9 @@ class PowerCuts(RuleBasedStateMachine):
         below = [s.base_offset for s in log.segments[1:] if s.base_offset <= expected.flushed][:count]
         if below:
             expected.start_most = max(expected.start_most, below[-1])
-            log.drop_segments(len(below), NOW_MS)
-            log.sweep_doomed(NOW_MS)
+            log.drop_segments(len(below))
+            if count > 1:
+                self.checkpoint()
 
     @rule()
     def stop_and_start(self) -> None:
@@ -201,7 +202,7 @@ def run(examples: int) -> None:
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes and tells little more
         ),
     )
     print(f"{PowerCuts.cuts} power cuts, {PowerCuts.recovered_records} records read back, 0 flushed lost, 0 wrong")

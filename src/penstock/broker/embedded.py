@@ -328,7 +328,7 @@ class EmbeddedEngine:
             offset = found.high_watermark
         if not 0 <= offset <= found.high_watermark:
             return Fault.OFFSET_OUT_OF_RANGE, -1
-        log.advance_start(offset, self.now_ms())
+        log.advance_start(offset)
         found.log_start_moved()
         await self.housekeeping.checkpoint()
         return Fault.NONE, log.log_start_offset

@@ -94,7 +94,11 @@ class Housekeeping:
                         await asyncio.sleep(0)
             logs = [partition.log for partition in self._partitions() if partition.log is not None]
             payload = self._directory.checkpoint_payload(logs)
+            starts = [log.log_start_offset for log in logs]
             await asyncio.get_running_loop().run_in_executor(None, self._directory.write_checkpoint, payload)
+            now_ms = self._now_ms()
+            for log, log_start_offset in zip(logs, starts, strict=True):
+                log.delete_dropped(log_start_offset, now_ms)
 
     def _store_index(self, log: PartitionLog) -> bool:
         parts = log.active.index_tail(log.flushed_offset)
@@ -142,10 +146,7 @@ class Housekeeping:
             count = expired_segments(log, partition.config, partition.high_watermark, now_ms)
             if not count:
                 return
-            freed = log.drop_segments(count, now_ms)
-            if not freed:
-                partition.request_flush(log)  # what stays must be on the disk before the rest may go
-                return
+            freed = log.drop_segments(count)
         except OSError as error:
             # An append that begins a segment comes by here too: what could not be deleted must not cost it.
             logger.error("retention: %s: %s; will be tried again", log.name, error)

@@ -10,7 +10,7 @@ import typer.core
 
 from penstock import __version__
 
-_COMMANDS = ("serve", "topics", "produce", "consume", "logs", "config", "bench")
+_COMMANDS = ("serve", "topics", "produce", "consume", "groups", "logs", "config", "bench")
 """Each is a module of this package with an `app`."""
 
 

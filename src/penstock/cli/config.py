@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import typer
+
 from penstock.cli.command import command_app
 from penstock.cli.connection import AsJson
+from penstock.cli.convert import convert
+from penstock.cli.failure import Misused
 from penstock.cli.output import print_json, print_table
 from penstock.cli.serve import ConfigFile, DataDir, Listen
 from penstock.cli.serve_flags import ServeFlags
 from penstock.server.config import sources
 
 app = command_app()
+app.command("convert")(convert)
 
 
-@app.command()
-def config(config: ConfigFile = None, data_dir: DataDir = None, listen: Listen = None, as_json: AsJson = False) -> None:
+@app.callback(invoke_without_command=True)
+def config(
+    context: typer.Context,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+    listen: Listen = None,
+    as_json: AsJson = False,
+) -> None:
     """Print the effective configuration, and where each value came from."""
+    if context.invoked_subcommand is not None:
+        if config is not None or data_dir is not None or listen or as_json:
+            raise Misused(f"config {context.invoked_subcommand} takes no options of config itself")
+        return
     rows = sources(ServeFlags(config, data_dir, listen).load())
     if as_json:
         print_json([source._asdict() for source in rows])

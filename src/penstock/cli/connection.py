@@ -130,11 +130,10 @@ def offsets(admin: AdminClient, spots: Iterable[Spot], spec: Any, *, gone_ok: bo
         return {}
     gone = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
     found: dict[Spot, int] = {}
-    with failing_as("asking for offsets"):
-        for place, future in admin.list_offsets(wanted, request_timeout=TIMEOUT_S).items():
-            try:
-                found[place.topic, place.partition] = future.result().offset
-            except KafkaException as error:
-                if not gone_ok or error.args[0].code() not in gone:
-                    raise
+    for place, future in admin.list_offsets(wanted, request_timeout=TIMEOUT_S).items():
+        try:
+            found[place.topic, place.partition] = future.result().offset
+        except KafkaException as error:
+            if not gone_ok or error.args[0].code() not in gone:
+                raise Failed(f"offsets of topic {place.topic}: {reason(error)}") from None
     return found

@@ -26,6 +26,16 @@ def checked_topic(name: str) -> str:
         raise Misused(error.text) from None
 
 
+def checked_group(name: str) -> str:
+    """The name, if one can ask for it. What a group may be called is the broker's to say."""
+    try:
+        if name.encode():
+            return name
+    except UnicodeEncodeError:
+        raise Misused(f"group name {name!r} is not UTF-8") from None
+    raise Misused("the group's name is empty")
+
+
 def key_values(pairs: list[str], option: str) -> dict[str, str]:
     """The `KEY=VALUE` of an option that can be given several times."""
     values: dict[str, str] = {}

@@ -15,8 +15,9 @@ def print_json(value: Any) -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
-    """Numbers to the right; on a terminal with rules and colour, in a pipe aligned text that is never cut."""
-    cells = [["" if cell is None else _text(cell) for cell in row] for row in rows]
+    """Numbers to the right; on a terminal with rules and colour, in a pipe aligned text that is never cut. None is a dash:
+    a pipe can count its columns."""
+    cells = [["-" if cell is None else _text(cell) for cell in row] for row in rows]
     right = [_are_numbers([row[at] for row in rows]) for at in range(len(head))]
     if sys.stdout.isatty():
         _print_rich(head, cells, right, title)

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.model import limits
+from penstock.model.listeners import PORTS
 
 ENV_PREFIX = "PENSTOCK_"
 DATA_DIR_DEFAULT = "./penstock-data"
@@ -66,9 +67,7 @@ def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-DIALECTS: Mapping[str, Listener] = {
-    "kafka": Listener("127.0.0.1", 9092),
-}
+DIALECTS: Mapping[str, Listener] = {dialect: Listener("127.0.0.1", port) for dialect, port in PORTS.items() if dialect != "minikafka"}
 """The dialects that are served, each with where it listens unless told."""
 
 

@@ -13,23 +13,19 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
-from collections.abc import Callable
 
 from penstock.broker.embedded import EmbeddedEngine, EngineSettings
 from penstock.coordination.group_commands import GroupSettings
-from penstock.dialects.kafka.service import KafkaService
-from penstock.dialects.kafka.session import KafkaSession
 from penstock.model.errors import BrokerError, StartError
 from penstock.net.listener import Listener
 from penstock.net.loop import loop_factory
 from penstock.net.network import Network
-from penstock.net.session import Peer, Session
 from penstock.net.settings import NetSettings
 from penstock.server import log_format
 from penstock.server.config_schema import Config, address
 from penstock.server.config_schema import Listener as Address
+from penstock.server.dialects import session_maker
 from penstock.storage.data_directory import DataDirectory
 
 logger = logging.getLogger("penstock.server")
@@ -68,10 +64,12 @@ class Server:
             raise
 
     async def _listen(self, dialect: str, at: Address) -> None:
-        make_session, bound = DIALECTS[dialect](self._engine, self._config, at)
+        make_session = session_maker(dialect, self._engine, self._config, at, at.port)
         listener = Listener(dialect, at.host, at.port, make_session, self._network)
         await listener.start()
-        bound(listener.port)
+        if at.port == 0:
+            # only now is the port known that clients are to be told
+            listener.session_factory = session_maker(dialect, self._engine, self._config, at, listener.port)
         self.listeners.append(listener)
 
     async def stop(self) -> None:
@@ -79,29 +77,6 @@ class Server:
         await asyncio.gather(*(listener.stop() for listener in self.listeners))
         await self._engine.stop()
         self._network.close()
-
-
-Bound = Callable[[int], None]
-MakeSession = Callable[[Peer], Session]
-
-
-def _kafka(engine: EmbeddedEngine, config: Config, at: Address) -> tuple[MakeSession, Bound]:
-    host = at.advertised_host or _reachable(at.host)
-    service = KafkaService(engine, host, at.advertised_port or at.port, config.net.frame_bytes_max)
-
-    def bound(port: int) -> None:
-        if not at.advertised_port:
-            service.address = service.address._replace(port=port)
-
-    return lambda peer: KafkaSession(service, peer.host), bound
-
-
-DIALECTS: dict[str, Callable[[EmbeddedEngine, Config, Address], tuple[MakeSession, Bound]]] = {"kafka": _kafka}
-
-
-def _reachable(host: str) -> str:
-    """What to tell clients when nothing is advertised: an address that means "all" is none that they can call."""
-    return socket.gethostname() if host in ("", "0.0.0.0", "::") else host
 
 
 def engine_settings(config: Config) -> EngineSettings:

@@ -65,8 +65,8 @@ class PartitionLog:
     __slots__ = (
         "_closed_bytes",
         "_directory_dirty",
-        "_durable_base_offset",
         "_disk",
+        "_dropped",
         "_files",
         "_places",
         "_unsynced",
@@ -119,6 +119,8 @@ class PartitionLog:
         self.flushed_position = self.active.size
         self.flush_under_way = False
         self.failure: DiskFailed | None = None
+        self._dropped: list[Segment] = []
+        """No longer part of the log, but their files are there until the log start offset is safe."""
         self.doomed: list[tuple[int, Path]] = []
         """Deleted files and when to unlink them (file.delete.delay.ms)."""
         self.swapping = False
@@ -130,8 +132,6 @@ class PartitionLog:
         self._closed_bytes = sum(segment.size for segment in segments[:-1])
         self._unsynced: list[LogFile] = []
         self._directory_dirty = False
-        self._durable_base_offset = self.active.base_offset
-        """Of the last segment whose directory entry is known to survive."""
         self._places: dict[int, tuple[Segment, int, int]] = {}
 
     # ------------------------------------------------------------------------------------------------ appending
@@ -294,7 +294,6 @@ class PartitionLog:
         if job.error is not None:
             self.fail(job.error)
             return
-        self._durable_base_offset = job.segment.base_offset
         if job.offset > self.flushed_offset:
             self.flushed_offset = job.offset
             self.flushed_segment = job.segment
@@ -303,7 +302,6 @@ class PartitionLog:
     def mark_unflushed(self, offset: int) -> None:
         """What recovery found from `offset` on, files included, may not be on the disk yet."""
         self.flushed_offset = offset
-        self._durable_base_offset = self.segments[0].base_offset
         self._directory_dirty = True
 
     # ------------------------------------------------------------------------------------------------ reading
@@ -390,12 +388,12 @@ class PartitionLog:
 
     # ------------------------------------------------------------------------------------------------ deleting
 
-    def advance_start(self, offset: int, now_ms: int) -> None:
+    def advance_start(self, offset: int) -> None:
         """Delete-records: nothing below `offset` is read any more; whole segments below it go."""
         if offset <= self.log_start_offset:
             return
         self.log_start_offset = min(offset, self.log_end_offset)
-        self.drop_segments(self._count_below_start(), now_ms)
+        self.drop_segments(self._count_below_start())
         self._cut_epochs()
 
     def _count_below_start(self) -> int:
@@ -404,15 +402,9 @@ class PartitionLog:
             count += 1
         return count
 
-    def drop_segments(self, count: int, now_ms: int) -> int:
-        """Let the first `count` segments go, never the active one; bytes freed. They are unlinked a little later.
-
-        The segment that becomes the first must be one that survives a power cut, else the log could be left with none:
-        those before one that is not flushed yet stay until the next time.
-        """
+    def drop_segments(self, count: int) -> int:
+        """Let the first `count` segments go, never the active one; their bytes. `delete_dropped` deletes the files."""
         count = min(count, len(self.segments) - 1)
-        while count > 0 and self.segments[count].base_offset > self._durable_base_offset:
-            count -= 1
         if count <= 0 or self.swapping:
             return 0
         gone, self.segments = self.segments[:count], self.segments[count:]
@@ -420,16 +412,30 @@ class PartitionLog:
         self._closed_bytes -= freed
         self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
         self._places = {at: place for at, place in self._places.items() if place[0] not in gone}
-        delete_at = now_ms + self.config.file_delete_delay_ms
         for segment in gone:
             self._files.forget(segment.paths())
+        self._dropped.extend(gone)
+        self._cut_epochs()
+        return freed
+
+    def delete_dropped(self, log_start_offset: int, now_ms: int) -> None:
+        """Delete the files of dropped segments below a log start offset that is safe on disk.
+
+        Not before: a power cut may undo some deletions and not others, and what is left must not look like a log that
+        lost records in the middle.
+        """
+        delete_at = now_ms + self.config.file_delete_delay_ms
+        while self._dropped:
+            segment = self._dropped[0]
+            following = self._dropped[1] if len(self._dropped) > 1 else self.segments[0]
+            if following.base_offset > log_start_offset:
+                break
             for path in [*segment.paths(), self.directory / file_name(segment.base_offset, ".snapshot")]:
                 if self._disk.exists(path):
                     doomed = path.with_name(path.name + ".deleted")
                     self._disk.rename(path, doomed)
                     self.doomed.append((delete_at, doomed))
-        self._cut_epochs()
-        return freed
+            del self._dropped[0]
 
     def holds(self, base_offsets: Sequence[int]) -> bool:
         """Whether these are the log's oldest segments, none of them the active one."""

@@ -119,6 +119,7 @@ def open_log(
     report = RecoveryReport(directory.name)
     try:
         segments, swapped = _segments_in(disk, files, directory, report)
+        segments = _without_dropped(disk, segments, bounds.log_start_offset)
         if not swapped:
             _check_closed(segments, bounds)
         if state is not None:
@@ -150,6 +151,16 @@ def _segments_in(disk: Disk, files: FileCache, directory: Path, report: Recovery
             segments.append(Segment(disk, files, directory, int(name[:20]), size))
     report.sizes = sizes
     return segments, swapped
+
+
+def _without_dropped(disk: Disk, segments: list[Segment], log_start_offset: int) -> list[Segment]:
+    """Segments below the log start were on their way out, and a crash may have left any of them."""
+    count = 0
+    while count + 1 < len(segments) and segments[count + 1].base_offset <= log_start_offset:
+        for path in segments[count].paths():
+            disk.remove(path)
+        count += 1
+    return segments[count:]
 
 
 def _check_closed(segments: list[Segment], bounds: LogBounds) -> None:
@@ -196,6 +207,7 @@ class _Recovery:
         self._config = config
         self._report = report
         self._epochs: list[EpochStart] = []
+        self._start = 0
         self._scan_offset = 0
         """Where the scan began."""
         self._producer_offset: int | None = None
@@ -204,12 +216,12 @@ class _Recovery:
     def run(self, segments: list[Segment], bounds: LogBounds, now_ms: int) -> PartitionLog:
         recovery_point = bounds.recovery_point
         if not segments:
-            if recovery_point > 0:
+            if recovery_point > bounds.log_start_offset:
                 raise Damaged(f"no segment is left, but offsets up to {recovery_point} were written")
             segments = [self._new_segment(0)]
-        start = max(bounds.log_start_offset, segments[0].base_offset)
+        start = self._start = max(bounds.log_start_offset, segments[0].base_offset)
         end = self._scan(segments, bounds)
-        if end < recovery_point:
+        if end < recovery_point and start < recovery_point:
             raise Damaged(f"the log ends at offset {end}, but offsets up to {recovery_point} were safely written")
         active = segments[-1]
         if active.size:
@@ -339,7 +351,7 @@ class _Recovery:
         report.scanned_bytes += segment.size - position
         if segment.size == file_size:
             return end, False
-        if end < recovery_point:
+        if end < recovery_point and self._start < recovery_point:
             raise Damaged(
                 f"{segment.path.name} is damaged at position {segment.size} (offset {end}), "
                 f"before the recovery point {recovery_point}"

@@ -123,7 +123,7 @@ class Broker:
     def append(self, topic: str, partition: int, *records: NewRecord) -> int:
         """As another dialect would; the first offset."""
         appended = self.call(lambda: self.engine.append_new(topic, partition, records, -1))
-        assert appended.count == len(records), appended
+        assert appended.written == len(records), appended
         return int(appended.base_offset)
 
     def delete_records(self, topic: str, partition: int, offset: int) -> None:

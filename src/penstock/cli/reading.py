@@ -1,0 +1,179 @@
+"""Reading a topic through the Kafka client: chosen partitions from given offsets, or a share of them as a group's member.
+
+Both write every record as one line and stop after a count, at an end, or never. The first commits nothing. A member
+commits what it has written, and only that: whatever ends the command, no record is lost, and after a crash some may come
+twice.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.connection import Spot, reason
+from penstock.cli.failure import Failed
+from penstock.cli.output import note
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message
+
+Writer = Callable[["Message"], bytes]
+
+_MESSAGES_PER_CALL = 1_000
+_POLL_S = 0.25
+_NO_GROUP = "penstock-consume"
+"""The client library wants a name; nothing is ever committed under it."""
+
+
+class Reading:
+    """One run over a topic. `end` is where to stop in each partition; None reads on."""
+
+    def __init__(self, topic: str, write: Writer, count: int | None, end: Mapping[Spot, int] | None) -> None:
+        self._topic = topic
+        self._write = write
+        self._left = sys.maxsize if count is None else count
+        self._end = None if end is None else {partition: offset for (_, partition), offset in end.items()}
+        self._open: set[int] = set()
+        """Partitions that have more to read."""
+        self._waiting = False
+        """A member that has not been told yet which partitions it reads."""
+        self._gone: str | None = None
+        self._commit_failure: str | None = None
+        self._written: dict[int, int] = {}
+        """The offset behind the last record written, of each partition since the last commit."""
+
+    def run(self, config: dict[str, Any], first: Mapping[Spot, int]) -> None:
+        """Read from these offsets, in no group."""
+        from confluent_kafka import TopicPartition
+
+        self._open = {p for (_, p), offset in first.items() if self._end is None or offset < self._end[p]}
+        if not self._open or not self._left:
+            return
+        places = [TopicPartition(self._topic, p, first[self._topic, p]) for p in sorted(self._open)]
+        settings = {**config, "group.id": _NO_GROUP, "enable.auto.commit": False, "auto.offset.reset": "error"}
+        self._run(settings, lambda consumer: consumer.assign(places), lambda _: None)
+
+    def run_in_group(self, config: dict[str, Any], group: str, otherwise: str) -> None:
+        """Read as a member, from where the group is; from `otherwise` (earliest or latest) where it committed nothing."""
+        if not self._left:
+            return
+        self._waiting = True
+        settings = {
+            **config,
+            "group.id": group,
+            "enable.auto.commit": True,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": otherwise,
+            "on_commit": self._committed,
+        }
+        self._run(
+            settings,
+            lambda consumer: consumer.subscribe(
+                [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+            ),
+            self._store,
+        )
+        if self._commit_failure is not None:
+            raise Failed(f"group {group}: what was read last could not be committed: {self._commit_failure}")
+
+    def _run(
+        self, settings: dict[str, Any], begin: Callable[[Consumer], None], wrote: Callable[[Consumer], None]
+    ) -> None:
+        from confluent_kafka import Consumer
+
+        consumer = Consumer({**settings, "enable.partition.eof": True, "error_cb": self._note_error})
+        try:
+            begin(consumer)
+            self._read(consumer, wrote)
+        except BrokenPipeError:
+            # The reader of the pipe has seen enough; what is still buffered has nowhere to go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        finally:
+            consumer.close()
+
+    def _read(self, consumer: Consumer, wrote: Callable[[Consumer], None]) -> None:
+        out = sys.stdout.buffer
+        while self._left and (self._open or self._waiting or self._end is None):
+            messages = consumer.consume(_MESSAGES_PER_CALL, _POLL_S)
+            if messages:
+                self._gone = None
+            elif self._gone is not None and self._end is not None:
+                raise Failed(f"topic {self._topic}: {self._gone}")
+            out.writelines(self._lines(messages))
+            out.flush()
+            wrote(consumer)
+
+    # ------------------------------------------------------------------------------------------------ records
+
+    def _lines(self, messages: list[Message]) -> list[bytes]:
+        lines: list[bytes] = []
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                self._take_error(error, message)
+                continue
+            partition: Any = message.partition()
+            offset: Any = message.offset()
+            if partition not in self._open:
+                continue
+            if self._end is not None and offset >= self._end[partition] - 1:
+                self._open.discard(partition)
+                if offset >= self._end[partition]:
+                    continue  # the last offset below the end was no record (a marker, or compacted away)
+            lines.append(self._write(message) + b"\n")
+            self._written[partition] = offset + 1
+            self._left -= 1
+            if not self._left:
+                break
+        return lines
+
+    def _take_error(self, error: Any, message: Any) -> None:
+        from confluent_kafka import KafkaError
+
+        if error.code() == KafkaError._PARTITION_EOF:
+            if self._end is not None:
+                self._open.discard(message.partition())
+        elif error.fatal() or not error.retriable():
+            raise Failed(f"topic {self._topic}: {reason(error)}")
+
+    def _note_error(self, error: Any) -> None:
+        from confluent_kafka import KafkaError
+
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._gone = reason(error)
+
+    # ------------------------------------------------------------------------------------------------ as a member
+
+    def _assigned(self, _consumer: Consumer, places: list[Any]) -> None:
+        self._waiting = False
+        self._open |= {place.partition for place in places}
+        if not places:
+            note(f"the group's other members read all of topic {self._topic}")
+
+    def _revoked(self, _consumer: Consumer, places: list[Any]) -> None:
+        """A rebalance: what this member is to read next comes with the next assignment."""
+        self._waiting = True
+        for place in places:
+            self._open.discard(place.partition)
+
+    def _store(self, consumer: Consumer) -> None:
+        """Hand the client library what may be committed: it does so now and then, at a rebalance, and at the end."""
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+        for partition, offset in self._written.items():
+            try:
+                consumer.store_offsets(offsets=[TopicPartition(self._topic, partition, offset)])
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._STATE:  # it is another member's by now
+                    raise Failed(f"topic {self._topic}: {reason(error)}") from None
+        self._written.clear()
+
+    def _committed(self, error: Any, _places: Any) -> None:
+        from confluent_kafka import KafkaError
+
+        if error is None:
+            self._commit_failure = None
+        elif error.code() != KafkaError._NO_OFFSET:
+            self._commit_failure = reason(error)
