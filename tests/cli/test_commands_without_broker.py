@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.consume import From, parse_start
 from penstock.cli.failure import Misused
+from penstock.cli.whence import From, parse_start
 from tests.cli.conftest import Run
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
@@ -13,6 +14,8 @@ from penstock.dialects.rustlog.service import RustLogService
 from penstock.dialects.rustlog.session import RustLogSession
 from penstock.model.listeners import DEFAULTS
 from tests.dialects.in_process import SocketBroker
+
+_NUMBERS = count()
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +36,8 @@ def client(broker: SocketBroker, request: pytest.FixtureRequest) -> Iterator[Rus
 
 
 @pytest.fixture
-def topic(client: RustLogClient, request: pytest.FixtureRequest) -> str:
-    name = f"topic-{abs(hash(request.node.name))}"
+def topic(client: RustLogClient) -> str:
+    name = f"topic-{next(_NUMBERS)}"
     client.create_topic(name, 2)
     return name
 

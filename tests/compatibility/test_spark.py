@@ -94,7 +94,9 @@ def test_topics_are_written_and_read_by_batches_and_streams(spark: Any, tmp_path
         assert all(row.headers[0].key == "trace" for row in seen)
 
         # a range of offsets, and the first offset at a time
-        bounds = {f"{where}Offsets": json.dumps({"written": {"1": at}}) for where, at in (("starting", 5), ("ending", 9))}
+        bounds = {
+            f"{where}Offsets": json.dumps({"written": {"1": at}}) for where, at in (("starting", 5), ("ending", 9))
+        }
         ranged = read(assign=json.dumps({"written": [1]}), **bounds).select("offset").collect()
         assert sorted(row.offset for row in ranged) == [5, 6, 7, 8]
         newest_ms = max(int(row.timestamp.timestamp() * 1000) for row in seen)

@@ -193,31 +193,29 @@ class PowerCuts(RuleBasedStateMachine):
             assert held.keys() >= set(range(least, log.log_end_offset))
 
 
-def run(examples: int) -> None:
+def cut_power(times: int) -> None:
     PowerCuts.cuts = PowerCuts.recovered_records = 0
-    run_state_machine_as_test(
-        PowerCuts,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes and tells little more
-        ),
+    quick = settings(
+        max_examples=20,
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],  # shrinking takes minutes and tells little more
     )
+    while PowerCuts.cuts < times:
+        run_state_machine_as_test(PowerCuts, settings=quick)
     print(f"{PowerCuts.cuts} power cuts, {PowerCuts.recovered_records} records read back, 0 flushed lost, 0 wrong")
 
 
 def test_200_power_cuts_lose_nothing_flushed_and_serve_nothing_wrong() -> None:
-    run(25)
-    assert PowerCuts.cuts >= 200
+    cut_power(200)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_10000_power_cuts_lose_nothing_flushed_and_serve_nothing_wrong() -> None:
-    run(2500)
-    assert PowerCuts.cuts >= 10_000
+    cut_power(10_000)
 
 
 def test_the_simulated_disk_does_lose_what_is_not_synced(tmp_path: Path) -> None:

@@ -91,16 +91,16 @@ class Loading:
     def load(self) -> None:
         log = self._log
         assert log is not None
-        whole = self._load_aborted(log)
-        if whole is None:
+        mend = not self._load_aborted(log)
+        if mend:
             self._report.notes.append("index of aborted transactions made again")
             self.aborted = AbortedTransactions()
-            start = log.log_start_offset
-        else:
-            start = max(self._load_snapshot(log), log.producerless_offset, log.log_start_offset)
-        added = self._replay(log, start) if start < log.log_end_offset else 0
+            self._replay(log, log.log_start_offset, ProducerTable(0))
+        start = max(self._load_snapshot(log), log.producerless_offset, log.log_start_offset)
+        if start < log.log_end_offset:
+            mend |= self._replay(log, start, self.producers)
         self.producers.high_watermark_moved(log.log_end_offset)
-        if added or not whole:
+        if mend:
             self._mend_aborted(log)
 
     # ------------------------------------------------------------------------------------------------ producers
@@ -134,9 +134,9 @@ class Loading:
             return offset
         return -1
 
-    def _replay(self, log: PartitionLog, start: int) -> int:
-        """Take in every batch from `start` on; how many aborted transactions were not known."""
-        added = 0
+    def _replay(self, log: PartitionLog, start: int, producers: ProducerTable) -> bool:
+        """Take in every batch from `start` on; whether an aborted transaction was not known."""
+        added = False
         for segment, position, header in log.headers(start):
             if header.producer_id == NO_PRODUCER_ID or header.base_offset < start:
                 continue
@@ -144,24 +144,23 @@ class Loading:
             if header.is_control:
                 place = Place(position, header.size, header.base_offset, header.last_offset, -1, -1)
                 batch = Batch(memoryview(segment.read_batch(place)))
-            entry = self.producers.replay(batch)
+            entry = producers.replay(batch)
             if entry is not None:
-                added += self.aborted.add(entry)
+                added |= self.aborted.add(entry)
         return added
 
     # ------------------------------------------------------------------------------------------------ aborted
 
-    def _load_aborted(self, log: PartitionLog) -> bool | None:
-        """Take in the index; whether every file ends as it should, None when an entry is not of this log."""
-        whole = True
+    def _load_aborted(self, log: PartitionLog) -> bool:
+        """Take in the index; whether all of it is of this log. A crash may leave entries whose markers it took."""
         for segment in self._segments_with_aborted(log):
             try:
-                whole &= self.aborted.load(log.read_aborted(segment), log.log_end_offset)
+                if not self.aborted.load(log.read_aborted(segment), log.log_end_offset):
+                    return False
             except ValueError:
-                return None
-        if log.config.compacts:
-            return whole  # cleaning takes records and markers away
-        return whole if all(_is_real(log, entry) for entry in self.aborted) else None
+                return False
+        # cleaning takes records and markers away
+        return log.config.compacts or all(_is_real(log, entry) for entry in self.aborted)
 
     def _segments_with_aborted(self, log: PartitionLog) -> list[Segment]:
         sizes = self._report.sizes

@@ -10,8 +10,17 @@ import typer.core
 
 from penstock import __version__
 
-_COMMANDS = ("serve", "topics", "produce", "consume", "groups", "logs", "config", "bench")
-"""Each is a module of this package with an `app`."""
+_COMMANDS = {
+    "serve": "Run the broker in the foreground.",
+    "topics": "List, create, describe, alter and delete topics.",
+    "produce": "Write records, one a line, to a topic.",
+    "consume": "Read records from a topic and print them, one a line.",
+    "groups": "List, describe, reset and delete consumer groups.",
+    "logs": "Look into segment files, and check them.",
+    "config": "Print the effective configuration; convert another broker's.",
+    "bench": "Measure a running broker with one client.",
+}
+"""Each is a module of this package with an `app`. What it is for stands here, so that help imports none of them."""
 
 
 class _Commands(typer.core.TyperGroup):
@@ -25,6 +34,10 @@ class _Commands(typer.core.TyperGroup):
         command = typer.main.get_command(module.app)
         command.name = cmd_name
         return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
 
 
 app = typer.Typer(

@@ -33,18 +33,22 @@ Spot = tuple[str, int]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
+        raise Misused(f"--bootstrap {address.strip()!r} is not HOST:PORT")
+    return host, int(port)
+
+
 def reach(bootstrap: str) -> None:
     """Fail at once, and with the reason, when nobody listens there: librdkafka would try for a long time."""
     problems = []
     for address in bootstrap.split(","):
-        host, _, port = address.strip().rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not host or not port.isdecimal():
-            raise Misused(f"--bootstrap {address.strip() or bootstrap!r} is not HOST:PORT")
         try:
-            with socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S):
+            with socket.create_connection(host_and_port(address), timeout=_CONNECT_TIMEOUT_S):
                 return
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             problems.append(f"{address.strip()}: {getattr(error, 'strerror', None) or error}")
     raise Failed(f"no broker at {'; '.join(problems)} (start one with `penstock serve`, or name it with --bootstrap)")
 

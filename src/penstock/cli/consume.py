@@ -13,10 +13,11 @@ import typer
 
 from penstock.cli.command import command_app
 from penstock.cli.connection import BOOTSTRAP_DEFAULT, Bootstrap, admin_client, client_config, partitions_of
-from penstock.cli.dialects import Dialect, dialect_address
+from penstock.cli.dialect_runs import DialectReading
+from penstock.cli.dialects import DialectOption, dialect_address
 from penstock.cli.failure import Failed, Misused, checked_group, checked_topic
 from penstock.cli.reading import Reading, Writer
-from penstock.cli.record_text import Place, TextRecord, format_hex, format_json, format_keyvalue
+from penstock.cli.record_text import Place, RecordWriter, TextRecord, format_hex, format_json, format_keyvalue
 from penstock.cli.whence import From, bounds, parse_start, resolve
 
 app = command_app()
@@ -61,20 +62,17 @@ def consume(
     key_separator: Annotated[
         str, typer.Option("--key-separator", "-K", help="What is between key and value with keyvalue.")
     ] = ":",
-    dialect: Dialect = None,
+    dialect: DialectOption = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
 ) -> None:
     """Read records from a topic and print them, one a line."""
     checked_topic(topic)
     begin = parse_start(start)
     if dialect is not None:
-        if group is not None:
-            raise Misused("--group goes without --dialect")
-        from penstock.cli.dialect_runs import DialectReading
-
-        speaking = DialectReading(dialect, dialect_address(context, dialect, bootstrap), topic)
+        write = _record_writer(format_, key_separator)
+        other = DialectReading(dialect, dialect_address(context, dialect, bootstrap), topic, write, count)
         with contextlib.suppress(KeyboardInterrupt):
-            speaking.run(begin, partition or [0], count, follow=follow, write=_record_writer(format_, key_separator))
+            other.run(begin, partition, group and checked_group(group), follow=follow)
         return
     if group is not None:
         _check_with_group(checked_group(group), begin[0], partition)

@@ -86,11 +86,12 @@ def _group(found: ConsumerGroupDescription) -> Group:
     ]
     members.sort(key=lambda member: (member.client_id, member.id))
     protocol = found.type.name.lower()
-    return Group(found.group_id, state_word(found.state), protocol, found.partition_assignor, tuple(members))
+    return Group(found.group_id, _state_word(found.state), protocol, found.partition_assignor, tuple(members))
 
 
-def state_word(state: Any) -> str:
-    return _STATES.get(state.name, state.name.capitalize())
+def _state_word(state: Any) -> str:
+    word = str(state.name)
+    return _STATES.get(word, word.capitalize())
 
 
 def committed_offsets(admin: AdminClient, names: Iterable[str]) -> dict[str, dict[Spot, int]]:

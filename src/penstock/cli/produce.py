@@ -23,9 +23,11 @@ from penstock.cli.connection import (
     reach,
     reason,
 )
+from penstock.cli.dialect_runs import DialectDelivery
+from penstock.cli.dialects import DialectOption, dialect_address, given, speaking
 from penstock.cli.failure import Failed, Misused, checked_topic
 from penstock.cli.output import counted, note
-from penstock.cli.record_text import Header, TextRecord, parse_json, parse_keyvalue
+from penstock.cli.record_text import Header, LineParser, TextRecord, parse_json, parse_keyvalue
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -35,7 +37,6 @@ app = command_app()
 _LINES_BETWEEN_POLLS = 500
 _RECORD_BYTES_MAX = 1_000_000_000
 """librdkafka's own bound; the topic's max.message.bytes is the one that counts."""
-_BAD_LINES_SHOWN_MAX = 5
 
 
 class InputFormat(enum.StrEnum):
@@ -60,6 +61,7 @@ class Compression(enum.StrEnum):
 
 @app.command()
 def produce(
+    context: typer.Context,
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
     file: Annotated[
         Path | None,
@@ -78,6 +80,7 @@ def produce(
     acks: Annotated[Acks, typer.Option(help="Who must have a record before it counts as delivered.")] = Acks.all,
     compression: Annotated[Compression, typer.Option(help="How batches are compressed.")] = Compression.none,
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to try to deliver a record.")] = 30.0,
+    dialect: DialectOption = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
 ) -> None:
     """Write records, one a line, to a topic.
@@ -85,11 +88,47 @@ def produce(
     JSON lines have the fields key, value, headers and timestamp, as `penstock consume --format json` writes them. Empty
     lines are empty records; in JSON they are skipped.
     """
+    checked_topic(topic)
+    parser = LineParser(_parser(format_, key_separator), note)
+    headers = _headers(header or [])
+    with contextlib.ExitStack() as stack:
+        delivery: Delivery | DialectDelivery
+        if dialect is None:
+            delivery = Delivery(_producer(bootstrap, acks, compression, timeout_s), topic, partition, headers)
+        else:
+            for option in ("header", "acks", "compression"):
+                if given(context, option):
+                    raise Misused(f"--{option} goes without --dialect: {dialect} has no word for it")
+            client = stack.enter_context(speaking(dialect, dialect_address(context, dialect, bootstrap), timeout_s))
+            delivery = DialectDelivery(dialect, client, topic, partition)
+        lines: BinaryIO = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
+        if lines.isatty():
+            note("one record a line; Ctrl-D ends")
+        began = time.monotonic()
+        try:
+            with _progress(lines, file) as advance:
+                finished = delivery.run(lines, parser, advance)
+        finally:
+            _report(topic, delivery, parser.bad_lines, time.monotonic() - began)
+    if not finished:
+        raise typer.Exit(130)
+    if delivery.failed or parser.bad_lines:
+        raise typer.Exit(1)
+
+
+def _report(topic: str, delivery: Delivery | DialectDelivery, bad_lines: int, seconds: float) -> None:
+    delivered = delivery.delivered
+    rate = f" ({delivered / seconds:,.0f} records/s)" if delivered and seconds > 0 else ""
+    note(f"{counted(delivered, 'record')} delivered to {topic}{rate}")
+    for why, count in delivery.failed.items():
+        note(f"{counted(count, 'record')} failed: {why}")
+    if bad_lines:
+        note(f"{counted(bad_lines, 'line')} not sent: no record could be made of them")
+
+
+def _producer(bootstrap: str, acks: Acks, compression: Compression, timeout_s: float) -> Producer:
     from confluent_kafka import Producer
 
-    checked_topic(topic)
-    parse = _parser(format_, key_separator)
-    headers = _headers(header or [])
     reach(bootstrap)
     settings: dict[str, Any] = {
         "acks": acks.value,
@@ -102,23 +141,7 @@ def produce(
         "topic.metadata.propagation.max.ms": 3_000,
         "partitioner": "murmur2_random",
     }
-    producer = Producer(client_config(bootstrap, **settings))
-    there = partitions_for_writing(producer, topic)
-    if partition is not None and partition not in there:
-        raise Failed(f"topic {topic} has no partition {partition}: there are {len(there)}")
-    delivery = Delivery(producer, topic, partition, headers)
-    began = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        lines: BinaryIO = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
-        if lines.isatty():
-            note("one record a line; Ctrl-D ends")
-        advance = stack.enter_context(_progress(lines, file))
-        interrupted = not delivery.run(lines, parse, advance)
-    delivery.report(time.monotonic() - began)
-    if interrupted:
-        raise typer.Exit(130)
-    if delivery.failed or delivery.bad_lines:
-        raise typer.Exit(1)
+    return Producer(client_config(bootstrap, **settings))
 
 
 def _parser(chosen: InputFormat | None, separator: str | None) -> Callable[[bytes], TextRecord | None]:
@@ -150,15 +173,16 @@ class Delivery:
     """One run: hands lines to the client library and keeps count of what became of them."""
 
     def __init__(self, producer: Producer, topic: str, partition: int | None, headers: list[Header]) -> None:
+        there = partitions_for_writing(producer, topic)
+        if partition is not None and partition not in there:
+            raise Failed(f"topic {topic} has no partition {partition}: there are {len(there)}")
         self._producer = producer
-        self._topic = topic
         where: dict[str, Any] = {} if partition is None else {"partition": partition}
         self._produce = functools.partial(producer.produce, topic, on_delivery=self._note_failure, **where)
         self._headers = headers
         self._accepted = 0
         self.failed: Counter[str] = Counter()
         """How many records failed, by reason."""
-        self.bad_lines = 0
 
     @property
     def delivered(self) -> int:
@@ -166,15 +190,15 @@ class Delivery:
         than the record."""
         return self._accepted - self.failed.total() - len(self._producer)
 
-    def run(
-        self, lines: BinaryIO, parse: Callable[[bytes], TextRecord | None], advance: Callable[[int, int], None]
-    ) -> bool:
+    def run(self, lines: BinaryIO, parser: LineParser, advance: Callable[[int, int], None]) -> bool:
         """Send every line and wait for the broker; False when Ctrl-C ended it."""
         interactive = lines.isatty()
         unread = 0
         try:
             for number, line in enumerate(lines, 1):
-                self._take(number, line, parse)
+                record = parser.take(line)
+                if record is not None:
+                    self._send(record)
                 unread += len(line)
                 if interactive or number % _LINES_BETWEEN_POLLS == 0:
                     self._producer.poll(0)
@@ -189,17 +213,6 @@ class Delivery:
             self._producer.flush(1)
             return False
         return True
-
-    def _take(self, number: int, line: bytes, parse: Callable[[bytes], TextRecord | None]) -> None:
-        try:
-            record = parse(line.removesuffix(b"\n").removesuffix(b"\r"))
-        except ValueError as error:
-            self.bad_lines += 1
-            if self.bad_lines <= _BAD_LINES_SHOWN_MAX:
-                note(f"line {number}: {error}")
-            return
-        if record is not None:
-            self._send(record)
 
     def _send(self, record: TextRecord) -> None:
         from confluent_kafka import KafkaException
@@ -222,14 +235,6 @@ class Delivery:
 
     def _note_failure(self, error: Any, _message: Any) -> None:
         self.failed[reason(error)] += 1
-
-    def report(self, seconds: float) -> None:
-        rate = f" ({self.delivered / seconds:,.0f} records/s)" if self.delivered and seconds > 0 else ""
-        note(f"{counted(self.delivered, 'record')} delivered to {self._topic}{rate}")
-        for why, count in self.failed.items():
-            note(f"{counted(count, 'record')} failed: {why}")
-        if self.bad_lines:
-            note(f"{counted(self.bad_lines, 'line')} not sent: no record could be made of them")
 
 
 @contextlib.contextmanager

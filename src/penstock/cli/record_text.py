@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +20,8 @@ import msgspec
 Header = tuple[str, bytes | None]
 
 _KNOWN = {"key", "key_base64", "value", "value_base64", "headers", "timestamp", "topic", "partition", "offset"}
+
+_BAD_LINES_TOLD_MAX = 5
 
 
 class TextRecord(NamedTuple):
@@ -35,7 +37,34 @@ class Place(NamedTuple):
     offset: int
 
 
+RecordWriter = Callable[[TextRecord, Place], bytes]
+
+
 # -------------------------------------------------------------------------------------------------------- reading
+
+
+class LineParser:
+    """Lines in, records out. A line that is none is counted, and the first few are told."""
+
+    def __init__(self, parse: Callable[[bytes], TextRecord | None], told: Callable[[str], None]) -> None:
+        self._parse = parse
+        self._told = told
+        self._lines = 0
+        self.bad_lines = 0
+
+    def take(self, line: bytes, check: Callable[[TextRecord], None] | None = None) -> TextRecord | None:
+        """The record of the next line; `check` raises ValueError for one that cannot be sent."""
+        self._lines += 1
+        try:
+            record = self._parse(line.removesuffix(b"\n").removesuffix(b"\r"))
+            if record is not None and check is not None:
+                check(record)
+            return record
+        except ValueError as error:
+            self.bad_lines += 1
+            if self.bad_lines <= _BAD_LINES_TOLD_MAX:
+                self._told(f"line {self._lines}: {error}")
+            return None
 
 
 def parse_keyvalue(line: bytes, separator: bytes) -> TextRecord:
@@ -121,6 +150,10 @@ def _put(content: dict[str, Any], name: str, value: bytes | None) -> dict[str, A
         assert value is not None
         content[f"{name}_base64"] = base64.b64encode(value).decode()
     return content
+
+
+def format_keyvalue(record: TextRecord, separator: bytes) -> bytes:
+    return (record.key or b"") + separator + (record.value or b"")
 
 
 def format_hex(record: TextRecord, place: Place) -> bytes:

@@ -99,7 +99,9 @@ def describe(
     topic = describe_topic(admin, name)
     there = bounds(admin, [(name, info.id) for info in topic.partitions])
     configs = _configs(admin, name)
-    rows = [(info.id, info.leader.id, there.start[name, info.id], there.end[name, info.id]) for info in topic.partitions]
+    rows = [
+        (info.id, info.leader.id, there.start[name, info.id], there.end[name, info.id]) for info in topic.partitions
+    ]
     if as_json:
         head = ("partition", "leader", "start_offset", "end_offset")
         print_json(

@@ -75,6 +75,15 @@ def decode(key: int, version: int, view: memoryview, start: int) -> Message:
     return message
 
 
+def skip_tags(view: memoryview, at: int) -> int:
+    """Behind a tag buffer of which no field is known: that of an answer's header."""
+    try:
+        return _take_tags(view, at, {}, {})
+    except _MALFORMED:
+        raise _corrupt("is shorter than its header") from None
+
+
+@functools.cache
 def is_flexible(key: int, version: int) -> bool:
     """Whether the version has compact types and tagged fields, and headers with a tag buffer (KIP-482)."""
     flexible: bool = load_request_schema(key, version).__flexible__

@@ -3,8 +3,9 @@
 Version 1 has a u32 stream id behind the version, in requests and answers: order holds within a stream only. An answer has an
 i16 error before its payload (Kafka's numbers); with an error the payload is a string that says more.
 
-Consecutive Produces of one read that differ in nothing but one plain message each become a `ProduceRun`, like those of the
-opcode frames; everything else is an `ApiCall`, read when it is performed.
+Consecutive Produces of one read for one place become one request. When each has one plain message without headers, that is a
+`ProduceRun`, cut like those of the opcode frames; other uncompressed batches make a `BatchRun`. Everything else is an
+`ApiCall`, read when it is performed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
 
 from penstock.dialects.flymq.errors import CODES
-from penstock.dialects.flymq.placing import Columns, Contiguous, Outcome, Placed
+from penstock.dialects.flymq.placing import Columns, Contiguous, Outcome, Placed, each
 from penstock.dialects.flymq.wire import I16, I32, I64, U16, U32, repeated, string, text_of
 from penstock.model.errors import BrokerError, Fault
 from penstock.records.builder import Bytes
@@ -32,6 +35,8 @@ _STREAM_ANSWER = struct.Struct(">IhhIh")
 _PLACE = struct.Struct(">iq")
 _BATCH_TO_KEY = struct.Struct(">qiBIII")
 """First offset, last offset delta, compression, bytes of the batch, bytes of its first message, bytes of the key."""
+_COMPRESSION_OFFSET = 12
+"""Of the compression in a batch."""
 _NO_HEADERS = bytes(4)
 
 
@@ -101,6 +106,60 @@ class ProduceRun:
         return Columns(self.values, self.keys, timestamps)
 
 
+class BatchRun:
+    """Produces of plain batches of any shape."""
+
+    __slots__ = ("asked", "batches", "counts", "stream", "topic", "unordered_key", "version")
+
+    def __init__(self, start: _Start, batches: list[bytes]) -> None:
+        self.version = start.version
+        self.stream = start.stream
+        self.topic = start.topic
+        self.asked = start.asked
+        self.batches = batches
+        self.counts: list[int | BrokerError] = []
+        """How many messages each batch had, or what was wrong with it."""
+        self.unordered_key = start.stream if start.version == STREAMED else None
+
+    def keep(self) -> None:
+        """Runs are cut from a copy, so they borrow nothing."""
+
+
+class _Start(NamedTuple):
+    """What a Produce says before its batch."""
+
+    version: int
+    stream: int
+    topic: str
+    asked: int
+    skip: int
+    """From the frame's length to its batch."""
+    named: bytes
+    """All of it but the length."""
+
+
+def _start_of(data: bytes, at: int, stop: int) -> _Start | None:
+    version = I16.unpack_from(data, at + LENGTH_BYTES + 2)[0]
+    topic_at = at + LENGTH_BYTES + _HEADER.size
+    stream = 0
+    if version == STREAMED:
+        if topic_at + U32.size > stop:
+            return None
+        stream = U32.unpack_from(data, topic_at)[0]
+        topic_at += U32.size
+    if topic_at + 2 > stop:
+        return None
+    batch_at = topic_at + 6 + U16.unpack_from(data, topic_at)[0]
+    if batch_at > stop:
+        return None
+    try:
+        topic = text_of(data[topic_at + 2 : batch_at - 4])
+    except BrokerError:
+        return None
+    asked = I32.unpack_from(data, batch_at - 4)[0]
+    return _Start(version, stream, topic, asked, batch_at - at, data[at + LENGTH_BYTES : batch_at])
+
+
 def call_at(data: Bytes, at: int, stop: int) -> ApiCall:
     """The frame between `at` (behind its length) and `stop`."""
     if stop - at < _HEADER.size:
@@ -118,29 +177,14 @@ def call_at(data: Bytes, at: int, stop: int) -> ApiCall:
     return ApiCall(key, version, stream, data[at:stop])
 
 
-def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tuple[ProduceRun | None, int]:
-    """The run that the Produce frame from `at` (its length) to `stop` begins, and where it ends; None when the frame is not
-    one plain message without headers."""
-    version = I16.unpack_from(data, at + LENGTH_BYTES + 2)[0]
-    topic_at = at + LENGTH_BYTES + _HEADER.size
-    stream = 0
-    if version == STREAMED:
-        if topic_at + U32.size > stop:
-            return None, at
-        stream = U32.unpack_from(data, topic_at)[0]
-        topic_at += U32.size
-    if topic_at + 2 > stop:
+def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tuple[ProduceRun | BatchRun | None, int]:
+    """The run that the Produce frame from `at` (its length) to `stop` begins, and where it ends; None when the frame has to
+    be looked at by itself."""
+    begun = _start_of(data, at, stop)
+    if begun is None:
         return None, at
-    batch_at = topic_at + 6 + U16.unpack_from(data, topic_at)[0]
-    if batch_at > stop:
-        return None, at
-    try:
-        topic = text_of(data[topic_at + 2 : batch_at - 4])
-    except BrokerError:
-        return None, at
-    named = data[at + LENGTH_BYTES : batch_at]
-    asked = I32.unpack_from(data, batch_at - 4)[0]
-    batch_skip = batch_at - at
+    version, stream, topic, asked, batch_skip, named = begun
+    first = at
     values: list[Bytes] = []
     keys: list[Bytes | None] | None = None
     stamps: list[bytes] = []
@@ -184,8 +228,25 @@ def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tupl
         if length > limit_bytes or stop > end:
             break
     if not values:
-        return None, at
+        return _cut_batches(data, begun, first, stop, end, limit_bytes)
     return ProduceRun(version, stream, topic, asked, values, keys, stamps), at
+
+
+def _cut_batches(
+    data: bytes, begun: _Start, at: int, stop: int, end: int, limit_bytes: int
+) -> tuple[BatchRun | None, int]:
+    compression_skip = begun.skip + _COMPRESSION_OFFSET
+    batches: list[bytes] = []
+    while at + compression_skip < stop and not data[at + compression_skip]:
+        batches.append(data[at + begun.skip : stop])
+        at = stop
+        if end - at < LENGTH_BYTES or not data.startswith(begun.named, at + LENGTH_BYTES):
+            break
+        length = U32.unpack_from(data, at)[0]
+        stop = at + LENGTH_BYTES + length
+        if length > limit_bytes or stop > end:
+            break
+    return (BatchRun(begun, batches) if batches else None), at
 
 
 # ------------------------------------------------------------------------------------------------------ answers
@@ -209,6 +270,23 @@ def answer_run(run: ProduceRun, outcome: Outcome) -> bytes | bytearray:
         template = _placed_answer(run, Placed(Fault.NONE, outcome.partition, 0))
         return repeated(template, len(template) - 8, outcome.base_offset, count)
     return b"".join(_placed_answer(run, placed) for placed in outcome)
+
+
+def answer_batches(run: BatchRun, outcome: Outcome) -> bytes:
+    """One answer a batch: the places of its messages, or the first thing that went wrong."""
+    placed = iter(each(outcome, sum(count for count in run.counts if isinstance(count, int))))
+    answers = []
+    for count in run.counts:
+        if isinstance(count, BrokerError):
+            answers.append(error(ApiKey.PRODUCE, run.version, run.stream, count.fault, count.text))
+            continue
+        rows = list(islice(placed, count))
+        bad = next((row for row in rows if row.fault is not Fault.NONE), None)
+        if bad is not None:
+            answers.append(error(ApiKey.PRODUCE, run.version, run.stream, bad.fault, bad.text))
+        else:
+            answers.append(answer(ApiKey.PRODUCE, run.version, run.stream, places(rows)))
+    return b"".join(answers)
 
 
 def _placed_answer(run: ProduceRun, placed: Placed) -> bytes:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.dialects.flymq import api_frames, opcode_frames
-from penstock.dialects.flymq.api_frames import LENGTH_BYTES, VERSIONS, ApiCall, ApiKey, call_at
-from penstock.dialects.flymq.batches import read_batch
+from penstock.dialects.flymq.api_frames import LENGTH_BYTES, VERSIONS, ApiCall, ApiKey, BatchRun, call_at
+from penstock.dialects.flymq.batches import Message, read_batch
 from penstock.dialects.flymq.opcode_frames import (
     COMPRESSION_FLAGS,
     HEADER_BYTES,
@@ -41,7 +41,7 @@ LANES_MAX = 64
 
 OpcodeRun = opcode_frames.ProduceRun
 ApiRun = api_frames.ProduceRun
-Request = OpcodeCall | ApiCall | OpcodeRun | ApiRun
+Request = OpcodeCall | ApiCall | OpcodeRun | ApiRun | BatchRun
 
 _PRODUCE_KEY = bytes(2)
 _PRODUCE_VERSIONS = tuple(version.to_bytes(2, "big") for version in VERSIONS)
@@ -145,6 +145,8 @@ class FlyMQSession:
                 return self._place(request.topic, request.asked, request.columns(), request)
             if type(request) is OpcodeCall:
                 return self._opcode(request)
+            if type(request) is BatchRun:
+                return self._batches(request)
             assert isinstance(request, ApiCall)
             return self._api(request)
         except BrokerError as error:
@@ -227,12 +229,6 @@ class FlyMQSession:
         reader = Reader(call.payload)
         topic, asked = reader.string(), reader.i32()
         messages = read_batch(reader, self._service.frame_bytes_max)
-        records = Columns(
-            [message.value for message in messages],
-            [message.key for message in messages] if any(message.key for message in messages) else None,
-            [message.timestamp for message in messages],
-            [message.headers for message in messages],
-        )
 
         def answered(outcome: Outcome) -> bytes:
             placed = each(outcome, len(messages))
@@ -241,7 +237,22 @@ class FlyMQSession:
                     raise BrokerError(row.fault, row.text)
             return api_frames.places(placed)
 
-        return follow(self._place(topic, asked, records, call), answered)
+        return follow(self._place(topic, asked, _columns(messages), call), answered)
+
+    def _batches(self, run: BatchRun) -> Any:
+        messages: list[Message] = []
+        run.counts = []
+        for batch in run.batches:
+            try:
+                some = read_batch(Reader(batch), self._service.frame_bytes_max)
+            except BrokerError as error:
+                run.counts.append(error)
+            else:
+                run.counts.append(len(some))
+                messages += some
+        if not messages:
+            return []
+        return self._place(run.topic, run.asked, _columns(messages), run)
 
     # ------------------------------------------------------------------------------------------------ bytes out
 
@@ -255,6 +266,11 @@ class FlyMQSession:
                 refused = api_frames.error(ApiKey.PRODUCE, request.version, request.stream, result.fault, result.text)
                 return [refused * len(request.values)]
             return [api_frames.answer_run(request, result)]
+        if type(request) is BatchRun:
+            if isinstance(result, BrokerError):
+                refused = api_frames.error(ApiKey.PRODUCE, request.version, request.stream, result.fault, result.text)
+                return [refused * len(request.batches)]
+            return [api_frames.answer_batches(request, result)]
         if type(request) is OpcodeCall:
             if isinstance(result, BrokerError):
                 return [opcode_frames.error(result.text)]
@@ -279,3 +295,12 @@ class FlyMQSession:
     def closed(self) -> None:
         self._service.unsubscribed(self._subscriptions)
         self._subscriptions.clear()
+
+
+def _columns(messages: list[Message]) -> Columns:
+    return Columns(
+        [message.value for message in messages],
+        [message.key for message in messages] if any(message.key for message in messages) else None,
+        [message.timestamp for message in messages],
+        [message.headers for message in messages],
+    )

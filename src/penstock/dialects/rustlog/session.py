@@ -16,7 +16,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.broker.engine import Bytes, RunAppended
 from penstock.dialects.rustlog import binary_form, json_form
@@ -50,12 +50,24 @@ COPIED_BYTES_MAX = 256 * 1024
 """Slices of bytes are cheaper than slices of a view: what one read delivers is copied once. Large frames are not."""
 
 
+class Holding(NamedTuple):
+    """A result that is not there yet and that later requests must wait for."""
+
+    pending: Pending[Any]
+
+
+def _holding(result: Any) -> Any:
+    """`result`, which later requests must wait for."""
+    if not isinstance(result, Pending):
+        return result
+    return result.result if result.done else Holding(result)
+
+
 class RustLogSession:
-    __slots__ = ("_form", "_head", "_service", "_turn", "client_host")
+    __slots__ = ("_form", "_head", "_service", "_turn")
 
     def __init__(self, service: RustLogService, client_host: str = "") -> None:
         self._service = service
-        self.client_host = client_host
         self._form = Form.BINARY
         self._head: ProduceHead | None = None
         self._turn: deque[tuple[Request, Pending[Any]]] | None = None
@@ -138,6 +150,31 @@ class RustLogSession:
             later: Pending[Any] = Pending()
             self._turn.append((request, later))
             return later
+        result = self._do(request)
+        if type(result) is not Holding:
+            return result
+        self._turn = deque()
+        held: Pending[Any] = Pending()
+        result.pending.then(partial(self._go_on, held))
+        return held
+
+    def _go_on(self, held: Pending[Any], value: Any) -> None:
+        """What held up the others is done: perform them, as far as none of them does the same."""
+        held.complete(value)
+        turn = self._turn
+        while turn:
+            request, later = turn.popleft()
+            result = self._do(request)
+            if type(result) is Holding:
+                result.pending.then(partial(self._go_on, later))
+                return
+            if isinstance(result, Pending):
+                result.then(later.complete)
+            else:
+                later.complete(result)
+        self._turn = None
+
+    def _do(self, request: Request) -> Any:
         if type(request) is ProduceRun:
             appended = self._service.append(request)
             if (
@@ -146,7 +183,7 @@ class RustLogSession:
                 and self._service.makes(request)
             ):
                 request.own()
-                return self._holding(in_turn(self._service.make(request), partial(self._append_made, request)))
+                return _holding(in_turn(self._service.make(request), partial(self._append_made, request)))
             return appended
         if type(request) is Ready:
             return None
@@ -156,29 +193,6 @@ class RustLogSession:
         if fault is Fault.NONE or self._service.engine.partition(run.topic, run.partition) is not None:
             return self._service.append(run)
         return RunAppended(fault)
-
-    def _create(self, request: CreateTopic) -> Any:
-        return self._holding(self._service.create(request))
-
-    def _holding(self, result: Any) -> Any:
-        """Let later requests wait until `result` is there."""
-        if not isinstance(result, Pending) or result.done:
-            return result
-        self._turn = deque()
-        held: Pending[Any] = Pending()
-
-        def go_on(value: Any) -> None:
-            held.complete(value)
-            turn, self._turn = self._turn, None
-            for request, later in turn or ():
-                answered = self.perform(request)
-                if isinstance(answered, Pending):
-                    answered.then(later.complete)
-                else:
-                    later.complete(answered)
-
-        result.then(go_on)
-        return held
 
     # ------------------------------------------------------------------------------------------------ bytes out
 
@@ -266,13 +280,15 @@ class RustLogSession:
     def closed(self) -> None:
         self._service.connections -= 1
         self._head = None
+        if self._turn is not None:
+            self._turn.clear()
 
 
 _PERFORM: dict[type, Callable[[RustLogSession, Any], Any]] = {
     Fetch: lambda session, request: session._service.fetch(request),
     OffsetCommit: lambda session, request: session._service.commit(request),
     OffsetFetch: lambda session, request: session._service.committed(request),
-    CreateTopic: RustLogSession._create,
+    CreateTopic: lambda session, request: _holding(session._service.create(request)),
     ListTopics: lambda session, _: session._service.topics(),
     DescribeTopic: lambda session, request: session._service.high_watermarks(request.topic),
     DescribePartition: lambda session, request: session._service.high_watermark(request.topic, request.partition),

@@ -1,0 +1,273 @@
+"""`penstock config convert`: what comes of the settings of FluxGo and FlyMQ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.cli.convert import BROKERS
+from penstock.server.config import Config, load
+from tests.cli.conftest import Ended, Run
+
+FLUXGO_SHIPPED = """
+server:
+  listen_address: ":9898"
+  read_timeout: 60s
+  write_timeout: 1m30s
+log:
+  data_dir: "./fluxgo-data/"
+  max_segment_bytes: 33554432
+  max_log_bytes: 2147483648
+  file_sync: true
+"""
+
+
+def fluxgo(penstock: Run, tmp_path: Path, text: str) -> Ended:
+    (tmp_path / "server.yaml").write_text(text)
+    return penstock("config", "convert", "--from", "fluxgo", "server.yaml")
+
+
+def flymq(penstock: Run, tmp_path: Path, settings: dict[str, Any]) -> Ended:
+    (tmp_path / "flymq.json").write_text(json.dumps(settings))
+    return penstock("config", "convert", "--from", "flymq", "flymq.json")
+
+
+def made(ended: Ended, tmp_path: Path) -> tuple[dict[str, Any], Config]:
+    """What was printed, as YAML and as the broker understands it."""
+    assert ended.code == 0, ended.err
+    file = tmp_path / "made.yaml"
+    file.write_text(ended.text)
+    return yaml.safe_load(ended.text), load(file, {}, {})
+
+
+# ---- FluxGo ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_config_that_fluxgo_ships_is_taken_over_whole(penstock: Run, tmp_path: Path) -> None:
+    ended = fluxgo(penstock, tmp_path, FLUXGO_SHIPPED)
+    config, loaded = made(ended, tmp_path)
+    assert config == {
+        "data_dir": "./fluxgo-data/",
+        "listeners": {"fluxgo": [{"host": "0.0.0.0", "port": 9898, "acks": "all"}]},
+        "storage": {"flush": "acks"},
+        "net": {"frame_deadline_ms": 60_000, "idle_deadline_ms": 60_000, "write_deadline_ms": 90_000},
+        "topic_defaults": {"segment.bytes": 33554432, "retention.bytes": 2147483648, "retention.ms": -1},
+    }
+    [listener] = loaded.listeners["fluxgo"]
+    assert list(loaded.listeners) == ["fluxgo"]
+    assert (listener.host, listener.port, listener.acks) == ("0.0.0.0", 9898, "all")
+    assert loaded.net.idle_deadline_ms == 60_000
+    assert "counterpart" not in ended.text + ended.err
+
+
+def test_what_fluxgo_does_unsaid_is_said(penstock: Run, tmp_path: Path) -> None:
+    config, _ = made(fluxgo(penstock, tmp_path, "{}"), tmp_path)
+    assert config["listeners"] == {"fluxgo": [{"host": "127.0.0.1", "port": 9898, "acks": "all"}]}
+    assert config["data_dir"] == "./fluxgo-data/"
+    assert config["net"] == {"frame_deadline_ms": 30_000, "idle_deadline_ms": 30_000, "write_deadline_ms": 30_000}
+    assert config["topic_defaults"] == {"segment.bytes": 1 << 24, "retention.bytes": 1 << 30, "retention.ms": -1}
+
+
+def test_without_file_sync_the_system_flushes_and_no_producer_waits(penstock: Run, tmp_path: Path) -> None:
+    config, loaded = made(fluxgo(penstock, tmp_path, "log: {file_sync: false}"), tmp_path)
+    assert config["listeners"]["fluxgo"][0]["acks"] == "leader"
+    assert loaded.storage.flush == "os"
+
+
+def test_a_log_without_a_bound_stays_without_one(penstock: Run, tmp_path: Path) -> None:
+    config, _ = made(fluxgo(penstock, tmp_path, "log: {max_log_bytes: 0}"), tmp_path)
+    assert config["topic_defaults"]["retention.bytes"] == -1
+
+
+def test_a_segment_larger_than_ours_can_be_is_said_aloud(penstock: Run, tmp_path: Path) -> None:
+    ended = fluxgo(penstock, tmp_path, "log: {max_segment_bytes: 4294967296}")
+    config, _ = made(ended, tmp_path)
+    assert config["topic_defaults"]["segment.bytes"] == 2**31 - 1
+    assert "segment.bytes is at most 2147483647, not 4294967296" in ended.err
+
+
+def test_settings_without_a_counterpart_are_named_in_the_file_and_beside_it(penstock: Run, tmp_path: Path) -> None:
+    ended = fluxgo(penstock, tmp_path, "server: {max_frame_bytes: 16777216, read_timeout: 0s}\nextra: {of: [mine, 1]}")
+    made(ended, tmp_path)
+    assert "3 settings without a counterpart: server.read_timeout, server.max_frame_bytes, extra.of" in ended.err
+    comments = [line for line in ended.text.splitlines() if line.startswith("#   ")]
+    assert [line.split()[1] for line in comments] == ["server.read_timeout", "server.max_frame_bytes", "extra.of"]
+    assert '#   extra.of = ["mine",1] (not a setting of FluxGo)' in comments
+
+
+@pytest.mark.parametrize(
+    ("written", "ms"),
+    [("30s", 30_000), ("1m30s", 90_000), ("1.5h", 5_400_000), ("250ms", 250), ("1h0m0.5s", 3_600_500), ("1us", 1)],
+)
+def test_durations_are_read_as_go_reads_them(penstock: Run, tmp_path: Path, written: str, ms: int) -> None:
+    config, _ = made(fluxgo(penstock, tmp_path, f"server: {{write_timeout: {written}}}"), tmp_path)
+    assert config["net"]["write_deadline_ms"] == ms
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("server: {read_timeout: 30}", "server.read_timeout = 30 is not a duration"),
+        ("server: {read_timeout: 30 s}", "server.read_timeout = '30 s' is not a duration"),
+        ("server: {read_timeout: -1s}", "is not a duration"),
+        ("server: {listen_address: nowhere}", "server.listen_address = 'nowhere' is not HOST:PORT"),
+        ("server: {listen_address: 'h:70000'}", "is not HOST:PORT"),
+        ("log: {max_log_bytes: -1}", "log.max_log_bytes = -1 is not a number of 0 or more"),
+        ("log: {max_segment_bytes: true}", "is not a number of 14 or more"),
+        ("log: {file_sync: 'yes please'}", "log.file_sync = 'yes please' is neither true nor false"),
+        ("log: {data_dir: 7}", "log.data_dir = 7 is not a text"),
+        ("[1, 2]", "a mapping of sections is expected"),
+        ("a: b: c", "server.yaml: line 1"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_one_line_and_exit_code_2(
+    penstock: Run, tmp_path: Path, text: str, message: str
+) -> None:
+    ended = fluxgo(penstock, tmp_path, text)
+    assert (ended.code, ended.text) == (2, "")
+    assert message in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_an_ipv6_address_is_taken(penstock: Run, tmp_path: Path) -> None:
+    _, loaded = made(fluxgo(penstock, tmp_path, "server: {listen_address: '[::1]:9898'}"), tmp_path)
+    assert (loaded.listeners["fluxgo"][0].host, loaded.listeners["fluxgo"][0].port) == ("::1", 9898)
+
+
+# ---- FlyMQ -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_config_of_flymq_is_taken_over(penstock: Run, tmp_path: Path) -> None:
+    theirs = {
+        "bind_addr": "10.0.0.1:19092",
+        "advertise_addr": "mq.example.org:9092",
+        "data_dir": "/var/lib/flymq",
+        "retention_bytes": 1_000_000,
+        "segment_bytes": 1_048_576,
+        "log_level": "warn",
+        "log_json": False,
+        "partition": {"default_partitions": 6},
+        "performance": {"acks": "all", "sync_interval_ms": 50, "zero_copy": False},
+        "ttl": {"default_ttl": 3600, "cleanup_interval": 30},
+        "discovery": {"cluster_id": "blue-1"},
+    }
+    ended = flymq(penstock, tmp_path, theirs)
+    config, _ = made(ended, tmp_path)
+    assert config == {
+        "data_dir": "/var/lib/flymq",
+        "listeners": {
+            "flymq": [
+                {
+                    "host": "10.0.0.1",
+                    "port": 19092,
+                    "acks": "all",
+                    "advertised_host": "mq.example.org",
+                    "advertised_port": 9092,
+                    "partitions": 6,
+                }
+            ]
+        },
+        "broker": {"cluster_id": "blue-1"},
+        "storage": {"flush": "acks", "flush_interval_ms": 50, "retention_check_interval_ms": 30_000},
+        "net": {"sendfile": False},
+        "topic_defaults": {"segment.bytes": 1_048_576, "retention.bytes": 1_000_000, "retention.ms": 3_600_000},
+        "log": {"level": "warning", "format": "text"},
+    }
+    assert "counterpart" not in ended.err
+
+
+def test_what_flymq_does_unsaid_is_said(penstock: Run, tmp_path: Path) -> None:
+    config, loaded = made(flymq(penstock, tmp_path, {}), tmp_path)
+    assert config["listeners"] == {"flymq": [{"host": "0.0.0.0", "port": 9092, "acks": "leader"}]}
+    assert config["storage"] == {"flush": "interval", "flush_interval_ms": 5}
+    assert config["topic_defaults"] == {"segment.bytes": 64 * 1024 * 1024, "retention.ms": -1}
+    assert loaded.log.format == "json"
+
+
+@pytest.mark.parametrize(("acks", "flush"), [("all", "acks"), ("leader", "interval"), ("none", "os")])
+def test_the_acks_of_flymq_choose_when_is_flushed(penstock: Run, tmp_path: Path, acks: str, flush: str) -> None:
+    config, loaded = made(flymq(penstock, tmp_path, {"performance": {"acks": acks}}), tmp_path)
+    assert config["listeners"]["flymq"][0]["acks"] == acks
+    assert loaded.storage.flush == flush
+
+
+def test_everything_of_flymq_that_is_not_served_is_named(penstock: Run, tmp_path: Path) -> None:
+    theirs: dict[str, Any] = {
+        "cluster_addr": ":9093",
+        "advertise_cluster": "h:9093",
+        "peers": ["a:9093", "b:9093"],
+        "node_id": "one",
+        "discovery": {"enabled": True, "cluster_id": "no good"},
+        "transaction": {"enabled": True, "timeout": 60},
+        "partition": {"distribution_strategy": "round-robin"},
+        "performance": {"async_io": True, "compression": "lz4"},
+        "made_up": 1,
+    }
+    for section in ("security", "auth", "schema", "dlq", "delayed", "grpc", "ws", "mqtt", "audit"):
+        theirs[section] = {"enabled": True}
+    theirs["observability"] = {"metrics": {"enabled": True}}
+    ended = flymq(penstock, tmp_path, theirs)
+    made(ended, tmp_path)
+    named = ended.err.split("without a counterpart: ")[1].strip().split(", ")
+    wanted = {"cluster_addr", "advertise_cluster", "peers", "node_id", "discovery.enabled", "discovery.cluster_id"}
+    wanted |= {"transaction.enabled", "transaction.timeout", "partition.distribution_strategy", "made_up"}
+    wanted |= {"performance.async_io", "performance.compression", "observability.metrics.enabled"}
+    wanted |= {f"{section}.enabled" for section in ("security", "auth", "schema", "dlq", "delayed")}
+    wanted |= {f"{section}.enabled" for section in ("grpc", "ws", "mqtt", "audit")}
+    assert set(named) == wanted
+    assert all(f"#   {key} = " in ended.text for key in wanted)
+    assert "(not a setting of FlyMQ)" in ended.text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "flymq.json"),
+        ("[]", "a JSON object is expected"),
+        ('{"performance": {"acks": "most"}}', "performance.acks = 'most' is not one of all, leader, none"),
+        ('{"log_level": "loud"}', "log_level = 'loud' is not one of"),
+        ('{"partition": {"default_partitions": 0}}', "is not a number of 1 or more"),
+    ],
+)
+def test_a_flymq_config_that_makes_no_sense_is_one_line_and_exit_code_2(
+    penstock: Run, tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "flymq.json").write_text(text)
+    ended = penstock("config", "convert", "--from", "flymq", "flymq.json")
+    assert (ended.code, ended.text) == (2, "")
+    assert message in ended.err
+    assert ended.err.count("\n") == 1
+
+
+# ---- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", BROKERS)
+def test_a_file_that_is_not_there_is_one_line(penstock: Run, dialect: str) -> None:
+    ended = penstock("config", "convert", "--from", dialect, "missing")
+    assert ended.code == 2
+    assert "cannot read config file missing: No such file or directory" in ended.err
+
+
+def test_configs_of_other_brokers_are_refused(penstock: Run, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("{}")
+    ended = penstock("config", "convert", "--from", "rustlog", "x")
+    assert (ended.code, ended.text) == (2, "")
+    assert "--from rustlog: configs of fluxgo and flymq can be converted" in ended.err
+
+
+def test_flags_of_config_itself_do_not_go_with_convert(penstock: Run, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("{}")
+    ended = penstock("config", "--json", "convert", "--from", "fluxgo", "x")
+    assert (ended.code, ended.text) == (2, "")
+    assert "config convert takes no options of config itself" in ended.err
+
+
+def test_config_alone_still_prints_the_effective_values(penstock: Run) -> None:
+    ended = penstock("config")
+    assert ended.code == 0
+    assert "storage.flush" in ended.text
