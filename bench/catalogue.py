@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench import dialects
 from bench.clients import clients
 from bench.fetch import bulk_fetch, cold_fetch
 from bench.produce import bulk_produce, connections, durable_produce, single_produce
@@ -18,5 +19,12 @@ SCENARIOS = (
     Scenario("idle-connections", "Idle connections", idle_connections),
     Scenario("segment-growth", "A log of many segments", segment_growth),
     Scenario("clients", "confluent-kafka", clients),
+    Scenario("dialect-windows-1000", "Dialects: produce in windows of 1,000, against E", dialects.produce_in_thousands),
+    Scenario("dialect-windows-100", "Dialects: produce in windows of 100, against E", dialects.produce_in_hundreds),
+    Scenario("dialect-durable", "Dialects: acks=all on disk", dialects.durable_windows),
+    Scenario("dialect-connections", "Dialects: 16 connections, one request in flight each", dialects.connections),
+    Scenario("dialect-visits", "MiniKafka: a connection for every message", dialects.visits),
+    Scenario("dialect-reads", "Dialects: single reads over 16 connections", dialects.reads),
+    Scenario("rustlog-json", "RustLog: JSON, against a loop that parses and prints", dialects.rustlog_json),
     Scenario("big-start", "Start over many partitions", big_start),
 )

@@ -11,7 +11,8 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
 
 from bench import wire
 from bench.method import Latencies, Work
@@ -22,6 +23,7 @@ CHECK_EVERY = 64
 FETCH_BYTES = 1024 * 1024
 
 Check = Callable[[memoryview, int], object]
+Receive = Callable[[socket.socket], memoryview]
 
 _LENGTH = struct.Struct(">i")
 
@@ -42,17 +44,28 @@ def unchecked(frame: memoryview, correlation_id: int) -> None:
         raise wire.WireError(f"answer {correlation_id} lost its frame")
 
 
-def receive_frame(connection: socket.socket) -> memoryview:
-    """One whole answer, its length included."""
+def receive_frame(connection: socket.socket, head_bytes: int = 4) -> memoryview:
+    """One whole answer; its head ends with the length of what follows."""
     data = bytearray()
-    size = 4
+    size = head_bytes
     while len(data) < size:
         piece = connection.recv(size - len(data))
         if not piece:
             raise ConnectionError("the server closed the connection")
         data += piece
-        if len(data) == 4:
-            size = 4 + _LENGTH.unpack(data)[0]
+        if len(data) == head_bytes:
+            size = head_bytes + _LENGTH.unpack_from(data, head_bytes - 4)[0]
+    return memoryview(data)
+
+
+def receive_line(connection: socket.socket) -> memoryview:
+    """One answer that is a line."""
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        piece = connection.recv(1024)
+        if not piece:
+            raise ConnectionError("the server closed the connection")
+        data += piece
     return memoryview(data)
 
 
@@ -88,6 +101,11 @@ class Control:
         frame, asked = self._ask(lambda n: wire.latest_offsets(n, topic, range(partitions)))
         return wire.offsets(frame, asked)
 
+    def produce(self, topic: str, batch: bytes, acks: int = 1) -> None:
+        """One batch for partition 0."""
+        frame, asked = self._ask(lambda n: wire.produce(n, topic, {0: batch}, acks))
+        wire.check_produce(frame, asked)
+
     def expect_records(self, topic: str, partitions: int, count: int) -> None:
         """Raises unless the topic holds exactly what was acknowledged."""
         found = sum(self.latest_offsets(topic, partitions).values())
@@ -109,7 +127,12 @@ class Pipeline:
     """
 
     def __init__(
-        self, address: Address, frames: Sequence[bytes], work: Work, check: Check = wire.check_produce
+        self,
+        address: Address,
+        frames: Sequence[bytes],
+        work: Work,
+        check: Check = wire.check_produce,
+        receive: Receive = receive_frame,
     ) -> None:
         self._connection = connect(address)
         self._window = len(frames)
@@ -124,7 +147,7 @@ class Pipeline:
         self.answered = 0
         """Since the start, over all runs."""
         self._connection.sendall(self._ring[: self._frame_bytes])
-        first = receive_frame(self._connection)
+        first = receive(self._connection)
         self._check(first, 0)
         self._answer_bytes = len(first)
         self._next = 1 % self._window
@@ -196,28 +219,34 @@ class Pipeline:
 
 
 class Swarm:
-    """Many connections with one request in flight each; connection i sends frame i again and again."""
+    """Many connections with one request in flight each; connection i sends frame i again and again, or frames i in turn."""
 
     def __init__(
-        self, address: Address, frames: Sequence[bytes], work: Work, check: Check = wire.check_produce
+        self,
+        address: Address,
+        frames: Sequence[bytes | Sequence[bytes]],
+        work: Work,
+        check: Check = wire.check_produce,
+        receive: Receive = receive_frame,
     ) -> None:
         self._work = work
         self._check = check
         self._poll = select.epoll()
-        self._connections: dict[int, tuple[socket.socket, bytes, int]] = {}
+        self._connections: dict[int, tuple[socket.socket, Iterator[bytes], int]] = {}
         self.latencies = Latencies()
         self.answered = 0
         self._answer_bytes = 0
-        for index, frame in enumerate(frames):
+        for index, turn in enumerate(frames):
+            ring = cycle((turn,) if isinstance(turn, bytes) else turn)
             connection = connect(address)
-            connection.sendall(frame)
-            first = receive_frame(connection)
+            connection.sendall(next(ring))
+            first = receive(connection)
             self._check(first, index)
             self.answered += 1
             if self._answer_bytes not in (0, len(first)):
                 raise wire.WireError(f"answers of {self._answer_bytes} and of {len(first)} bytes")
             self._answer_bytes = len(first)
-            self._connections[connection.fileno()] = (connection, frame, index)
+            self._connections[connection.fileno()] = (connection, ring, index)
             self._poll.register(connection, select.EPOLLIN)
 
     def run(self, seconds: float) -> Work:
@@ -228,9 +257,9 @@ class Swarm:
         sent: dict[int, int] = {}
         values = self.latencies.values_ns
         before = len(values)
-        for descriptor, (connection, frame, _) in connections.items():
+        for descriptor, (connection, ring, _) in connections.items():
             sent[descriptor] = clock()
-            connection.send(frame)
+            connection.send(next(ring))
         end = clock() + int(seconds * 1e9)
         now = 0
         while sent:
@@ -238,7 +267,7 @@ class Swarm:
             if not events:
                 raise TimeoutError(f"{len(sent)} requests without an answer for {ANSWER_DEADLINE_S:.0f} s")
             for descriptor, _ in events:
-                connection, frame, index = connections[descriptor]
+                connection, ring, index = connections[descriptor]
                 got = connection.recv_into(buffer)
                 now = clock()
                 if got != size:
@@ -249,7 +278,7 @@ class Swarm:
                 values.append(now - sent[descriptor])
                 if now < end:
                     sent[descriptor] = now
-                    connection.send(frame)
+                    connection.send(next(ring))
                 else:
                     del sent[descriptor]
         done = len(values) - before

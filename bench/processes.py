@@ -1,6 +1,7 @@
 """The servers that are measured, each a process of its own: the broker, and the references that say what is possible.
 
-A server prints `listening NAME HOST:PORT` on stdout when it is ready; that line is the only thing waited for.
+A server prints `listening NAME HOST:PORT` on stdout for each of its listeners when it is ready; those lines are the only
+thing waited for.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ class ServerError(Exception):
 
 
 class Server:
-    """A child process with a listening socket; a context manager that ends it."""
+    """A child process with listening sockets; a context manager that ends it."""
 
-    def __init__(self, command: Sequence[str], log: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], log: Path, settings: Mapping[str, str] | None = None, listeners: int = 1
+    ) -> None:
         self.command = list(command)
         self.log = log
         self.settings = dict(settings or {})
-        self.address: Address = ("", 0)
+        self.addresses: dict[str, Address] = {}
+        """By the listener's name."""
         self.start_s = 0.0
+        self._listeners = listeners
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -44,8 +49,13 @@ class Server:
         assert self._process is not None, "the server was not started"
         return self._process.pid
 
+    @property
+    def address(self) -> Address:
+        """Of the first listener."""
+        return next(iter(self.addresses.values()), ("", 0))
+
     def start(self, deadline_s: float = 60.0) -> float:
-        """Seconds from the exec to the line that says it listens."""
+        """Seconds from the exec to the last line that says it listens."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
         environment.update(self.settings)
         begin = time.perf_counter()
@@ -53,24 +63,26 @@ class Server:
             self._process = subprocess.Popen(
                 self.command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env=environment, cwd=ROOT
             )
-        line = self._first_line(begin + deadline_s)
+        lines = self._first_lines(begin + deadline_s)
         self.start_s = time.perf_counter() - begin
-        words = line.split()
-        if len(words) != 3 or words[0] != "listening":
-            self.kill()
-            raise ServerError(
-                f"{self._name()} said {line!r} instead of its address; its log ends with:\n{self._tail()}"
-            )
-        host, _, port = words[2].rpartition(":")
-        self.address = (host, int(port))
+        self.addresses.clear()
+        for line in lines:
+            words = line.split()
+            if len(words) != 3 or words[0] != "listening":
+                self.kill()
+                raise ServerError(
+                    f"{self._name()} said {line!r} instead of its address; its log ends with:\n{self._tail()}"
+                )
+            host, _, port = words[2].rpartition(":")
+            self.addresses[words[1]] = (host, int(port))
         return self.start_s
 
-    def _first_line(self, deadline: float) -> str:
+    def _first_lines(self, deadline: float) -> list[str]:
         assert self._process is not None
         assert self._process.stdout is not None
         out = self._process.stdout.fileno()
         data = b""
-        while b"\n" not in data:
+        while data.count(b"\n") < self._listeners:
             left = deadline - time.perf_counter()
             ready = select.select([out], [], [], max(left, 0))[0]
             piece = os.read(out, 4096) if ready else b""
@@ -83,7 +95,7 @@ class Server:
                 state = "was not ready in time" if code is None else f"ended with code {code}"
                 raise ServerError(f"{self._name()} {state}; its log ends with:\n{self._tail()}")
             data += piece
-        return data.split(b"\n", 1)[0].decode()
+        return data.decode().splitlines()[: self._listeners]
 
     def _name(self) -> str:
         return " ".join(self.command[1:4])
@@ -168,6 +180,17 @@ def broker(data_dir: Path, flush: str | None = None, **settings: str) -> Server:
         environment["PENSTOCK_STORAGE__FLUSH"] = flush
     command = [sys.executable, "-m", "penstock.server", "--data-dir", str(data_dir), "--listen", "kafka=127.0.0.1:0"]
     return Server(command, data_dir.with_name(data_dir.name + ".log"), environment)
+
+
+def dialect_broker(data_dir: Path, flush: str, acks: str, *dialects: str) -> Server:
+    """The broker with a Kafka listener and one for each of `dialects`, which answer produces as `acks` says."""
+    config = data_dir.with_name(data_dir.name + ".yaml")
+    lines = ["listeners:", "  kafka: 127.0.0.1:0"]
+    lines += [f"  {name}: {{host: 127.0.0.1, port: 0, acks: {acks}}}" for name in dialects]
+    config.write_text("\n".join(lines) + "\n")
+    command = [sys.executable, "-m", "penstock.server", "--data-dir", str(data_dir), "--config", str(config)]
+    log = data_dir.with_name(data_dir.name + ".log")
+    return Server(command, log, {"PENSTOCK_STORAGE__FLUSH": flush}, 1 + len(dialects))
 
 
 def reference(kind: str, workspace: Path, *arguments: str) -> Server:

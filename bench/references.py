@@ -1,8 +1,9 @@
-"""What this machine can do at all: three servers that do the least that the work demands.
+"""What this machine can do at all: four servers that do the least that the work demands.
 
 `sink`: recv + CRC-32C + write, a blocking loop over whole frames. `sendfile`: a small request, answered with 1 MiB of a
-warm file. `echo`: E, a uvloop server that cuts frames and writes one fixed answer for each. They know nothing of Kafka:
-an answer is a fixed string of the length that the broker's would have.
+warm file. `echo`: E, a uvloop server that cuts frames and writes one fixed answer for each. `greet`: a uvloop server that
+answers whatever came, for clients that connect, ask once and go. They know no protocol: an answer is a fixed string of the
+length that the broker's would have.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -99,12 +101,13 @@ def sendfile(workspace: Path, size: int) -> None:
 
 
 class Echo(asyncio.Protocol):
-    """E: bytes in, frames cut, one write of the same answer a frame."""
+    """E: bytes in, frames cut, one write of the same answer a frame. A frame's head ends with the length of the rest."""
 
-    __slots__ = ("_answer", "_rest", "_write")
+    __slots__ = ("_answer", "_head_bytes", "_rest", "_write")
 
-    def __init__(self, answer: bytes) -> None:
+    def __init__(self, answer: bytes, head_bytes: int) -> None:
         self._answer = answer
+        self._head_bytes = head_bytes
         self._rest = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -116,10 +119,12 @@ class Echo(asyncio.Protocol):
         unpack = _LENGTH.unpack_from
         write = self._write
         answer = self._answer
+        head_bytes = self._head_bytes
+        length_at = head_bytes - 4
         start = 0
         size = len(data)
-        while size - start >= 4:
-            end = start + 4 + unpack(data, start)[0]
+        while size - start >= head_bytes:
+            end = start + head_bytes + unpack(data, start + length_at)[0]
             if end > size:
                 break
             write(answer)
@@ -127,10 +132,25 @@ class Echo(asyncio.Protocol):
         self._rest = data[start:]
 
 
-async def _serve_echo(answer: bytes) -> None:
+class Greet(asyncio.Protocol):
+    """An answer to whatever came."""
+
+    __slots__ = ("_answer", "_write")
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._write = cast(asyncio.Transport, transport).write
+
+    def data_received(self, data: bytes) -> None:
+        self._write(self._answer)
+
+
+async def _serve(make: Callable[[], asyncio.Protocol]) -> None:
     loop = asyncio.get_running_loop()
     listener = _listen()
-    server = await loop.create_server(lambda: Echo(answer), sock=listener)
+    server = await loop.create_server(make, sock=listener)
     _say(listener)
     async with server:
         await server.serve_forever()
@@ -143,9 +163,13 @@ def main(arguments: list[str]) -> None:
     elif kind == "sendfile":
         sendfile(workspace, int(arguments[2]))
     elif kind == "echo":
-        uvloop.run(_serve_echo(bytes.fromhex(arguments[2])))
+        answer, head_bytes = bytes.fromhex(arguments[2]), int(arguments[3]) if len(arguments) > 3 else 4
+        uvloop.run(_serve(lambda: Echo(answer, head_bytes)))
+    elif kind == "greet":
+        answer = bytes.fromhex(arguments[2])
+        uvloop.run(_serve(lambda: Greet(answer)))
     else:
-        raise SystemExit(f"no reference named {kind!r}: sink, sendfile, echo")
+        raise SystemExit(f"no reference named {kind!r}: sink, sendfile, echo, greet")
 
 
 if __name__ == "__main__":

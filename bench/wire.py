@@ -10,11 +10,13 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 
+import zstandard
 from crc32c import crc32c
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS = 0, 1, 2, 3, 18, 19, 20
 CLIENT_ID = b"bench"
 ACKS_ALL = -1
+PLAIN, ZSTD = 0, 4
 
 _BATCH_HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC_START = 21
@@ -40,15 +42,25 @@ def _varint(value: int) -> bytes:
     return uvarint((value << 1) ^ (value >> 63))
 
 
-def _record(delta: int, value: bytes) -> bytes:
-    body = b"\x00\x00" + _varint(delta) + b"\x01" + _varint(len(value)) + value + b"\x00"
+def _record(delta: int, value: bytes, key: bytes | None = None) -> bytes:
+    key_field = b"\x01" if key is None else _varint(len(key)) + key
+    body = b"\x00\x00" + _varint(delta) + key_field + _varint(len(value)) + value + b"\x00"
     return _varint(len(body)) + body
 
 
-def _wrap(records: bytes, count: int) -> bytes:
+def _wrap(records: bytes, count: int, compression: int = PLAIN) -> bytes:
     timestamp_ms = time.time_ns() // 1_000_000  # older ones would fall to retention
-    covered = struct.pack(">hiqqqhii", 0, count - 1, timestamp_ms, timestamp_ms, -1, -1, -1, count) + records
+    header = struct.pack(">hiqqqhii", compression, count - 1, timestamp_ms, timestamp_ms, -1, -1, -1, count)
+    covered = header + records
     return struct.pack(">qiibI", 0, len(covered) + 9, -1, 2, crc32c(covered)) + covered
+
+
+def batch_of(values: Sequence[bytes], keys: Sequence[bytes] | None = None, compression: int = PLAIN) -> bytes:
+    """A batch of these records, plain or packed with zstd."""
+    records = b"".join(_record(i, value, None if keys is None else keys[i]) for i, value in enumerate(values))
+    if compression == ZSTD:
+        records = zstandard.compress(records)
+    return _wrap(records, len(values), compression)
 
 
 def batch(count: int, value_bytes: int) -> bytes:

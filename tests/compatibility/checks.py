@@ -6,6 +6,7 @@ A check returns what of the feature the client has, "" for all of it, or raises 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import os
 import signal
@@ -33,7 +34,13 @@ Check = Callable[[Broker, str], str | None]
 
 
 def admin_of(broker: Broker) -> AdminClient:
-    return AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    return _admin(broker.bootstrap)
+
+
+@functools.cache
+def _admin(bootstrap: str) -> AdminClient:
+    """Kept: a call whose client is gone is not answered."""
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
 
 class KcatMember(Member):

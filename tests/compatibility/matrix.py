@@ -46,7 +46,7 @@ What the checks do:
 
 - produce: records with keys and headers, compressed, acks=all; read back by the client itself.
 - idempotent: an idempotent producer, whose id the broker then knows.
-- transactional: transactions that are committed and aborted, with group offsets where the client can; what read_committed shows.
+- transactional: transactions that are committed and aborted, with group offsets where the client can; read_committed.
 - classic group: two members share a topic, read each record once, commit and leave.
 - cooperative: the same with the cooperative-sticky assignor; nobody loses what it keeps.
 - KIP-848: the same with `group.protocol=consumer`, where the broker assigns.

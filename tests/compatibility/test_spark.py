@@ -1,7 +1,7 @@
 """Spark's own Kafka connector, `format("kafka")`, against Penstock: batch and streaming, both ways.
 
-The connector is no part of pyspark; its jars come from Maven, in pyspark's version where the repository has it and else in the
-nearest one. One small local session serves the test.
+The connector is no part of pyspark; its jars come from Maven, in pyspark's version where the repository has it and else in
+the nearest one. One small local session serves the test.
 """
 
 from __future__ import annotations

@@ -29,7 +29,12 @@ def config(**overrides: str | int) -> TopicConfig:
 
 
 def batch(
-    values: Sequence[bytes], timestamps: Sequence[int] | None = None, *, offset: int = 0, epoch: int = 0, **fields: object
+    values: Sequence[bytes],
+    timestamps: Sequence[int] | None = None,
+    *,
+    offset: int = 0,
+    epoch: int = 0,
+    **fields: object,
 ) -> Batch:
     times = timestamps or [NOW_MS] * len(values)
     data = build_batch(
@@ -53,7 +58,9 @@ def append(log: PartitionLog, *runs: Sequence[bytes], now_ms: int = NOW_MS, epoc
         assert log.append(batches, now_ms) == len(batches)
 
 
-def new_log(directory: Path, disk: Disk | None = None, open_files_max: int = 64, **overrides: str | int) -> PartitionLog:
+def new_log(
+    directory: Path, disk: Disk | None = None, open_files_max: int = 64, **overrides: str | int
+) -> PartitionLog:
     """An empty log in a new folder, without a data directory around it."""
     disk = disk or Disk()
     files = FileCache(disk, open_files_max)

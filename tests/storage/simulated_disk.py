@@ -168,7 +168,9 @@ class SimulatedDisk(Disk):
     def read_now(self, file: LogFile, position: int, length: int) -> memoryview:
         node = _node(file)
         end = min(position + length, len(node.data))
-        if self.cold and any((node, page) not in self._warm for page in range(position >> 12, (max(end, 1) - 1 >> 12) + 1)):
+        if self.cold and any(
+            (node, page) not in self._warm for page in range(position >> 12, (max(end, 1) - 1 >> 12) + 1)
+        ):
             raise Cold(file, position, length)
         return memoryview(bytes(node.data[position:end]))
 
@@ -190,7 +192,8 @@ class SimulatedDisk(Disk):
 
     def sizes(self, path: Path) -> dict[str, int]:
         return {
-            name: len(node.data) if isinstance(node, FileNode) else 0 for name, node in self._folder(path).entries.items()
+            name: len(node.data) if isinstance(node, FileNode) else 0
+            for name, node in self._folder(path).entries.items()
         }
 
     def modified_ms(self, path: Path) -> int:

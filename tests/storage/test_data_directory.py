@@ -48,7 +48,14 @@ def test_after_a_clean_stop_everything_is_as_it_was_and_nothing_is_scanned(tmp_p
     assert found is not None
     assert (report.scanned_batches, report.notes) == (0, [])
     assert values_of(found, again.disk) == VALUES[2:]
-    for name in ("log_start_offset", "log_end_offset", "leader_epoch", "flushed_offset", "producerless_offset", "topic_id"):
+    for name in (
+        "log_start_offset",
+        "log_end_offset",
+        "leader_epoch",
+        "flushed_offset",
+        "producerless_offset",
+        "topic_id",
+    ):
         assert getattr(found, name) == getattr(log, name), name
     for name in ("size", "max_timestamp", "max_timestamp_offset", "created_ms"):
         assert getattr(found.active, name) == getattr(log.active, name), name
@@ -283,7 +290,9 @@ def test_a_damaged_marker_is_an_unclean_stop(tmp_path: Path) -> None:
 
 def test_a_damaged_identity_stops_the_start_with_a_clear_line(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path)
-    assert directory.identity(Identity("a" * 22, 1)) == directory.identity(Identity("b" * 22, 2)) == Identity("a" * 22, 1)
+    assert (
+        directory.identity(Identity("a" * 22, 1)) == directory.identity(Identity("b" * 22, 2)) == Identity("a" * 22, 1)
+    )
     (tmp_path / "identity").write_bytes(b"nonsense")
     with pytest.raises(StartError, match=r"identity is damaged: .* restore it from a backup"):
         directory.identity(Identity("a" * 22, 1))

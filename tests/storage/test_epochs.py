@@ -70,7 +70,17 @@ def test_cuts_keep_the_epoch_of_every_offset_that_stays(
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"0\n", b"1\n0\n", b"0\n2\n1 0\n", b"0\n1\nx 0\n", b"0\n1\n1 2 3\n", b"0\n2\n2 5\n1 9\n", b"0\n2\n1 9\n2 5\n", b"\xff"],
+    [
+        b"",
+        b"0\n",
+        b"1\n0\n",
+        b"0\n2\n1 0\n",
+        b"0\n1\nx 0\n",
+        b"0\n1\n1 2 3\n",
+        b"0\n2\n2 5\n1 9\n",
+        b"0\n2\n1 9\n2 5\n",
+        b"\xff",
+    ],
 )
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(data)

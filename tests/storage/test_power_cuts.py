@@ -10,7 +10,14 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.log import PartitionLog
@@ -61,7 +68,11 @@ class PowerCuts(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------------------ life
 
-    @rule(name=st.sampled_from(NAMES), sizes=st.lists(st.integers(0, 400), min_size=1, max_size=4), records=st.integers(1, 3))
+    @rule(
+        name=st.sampled_from(NAMES),
+        sizes=st.lists(st.integers(0, 400), min_size=1, max_size=4),
+        records=st.integers(1, 3),
+    )
     def append(self, name: str, sizes: list[int], records: int) -> None:
         log, expected = self.logs[name], self.expected[name]
         runs = []
@@ -120,7 +131,11 @@ class PowerCuts(RuleBasedStateMachine):
     def cut_power(self, seed: int) -> None:
         self.recover(seed)
 
-    @rule(seed=st.integers(0, 2**32), changes=st.integers(0, 12), doing=st.sampled_from(("append", "flush", "checkpoint", "retain", "start")))
+    @rule(
+        seed=st.integers(0, 2**32),
+        changes=st.integers(0, 12),
+        doing=st.sampled_from(("append", "flush", "checkpoint", "retain", "start")),
+    )
     def cut_power_in_the_middle(self, seed: int, changes: int, doing: str) -> None:
         self.disk.changes_left = changes
         name = NAMES[seed % 2]

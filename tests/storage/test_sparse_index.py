@@ -69,7 +69,10 @@ def test_floor_is_the_last_entry_at_or_below_wherever_entries_wait(
 
 
 @given(
-    times=st.lists(st.integers(0, 40), max_size=30), stored=st.integers(0, 40), wanted=st.integers(-1, 45), loaded=st.booleans()
+    times=st.lists(st.integers(0, 40), max_size=30),
+    stored=st.integers(0, 40),
+    wanted=st.integers(-1, 45),
+    loaded=st.booleans(),
 )
 def test_time_floor_never_passes_over_a_later_record(
     tmp_path_factory: pytest.TempPathFactory,

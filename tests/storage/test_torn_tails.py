@@ -8,7 +8,18 @@ from random import Random
 import pytest
 
 from penstock.storage.data_directory import DataDirectory
-from tests.storage.logs import NOW_MS, TOPIC_ID, append, checkpoint, config, crash, flush, records_of, read_all, values_of
+from tests.storage.logs import (
+    NOW_MS,
+    TOPIC_ID,
+    append,
+    checkpoint,
+    config,
+    crash,
+    flush,
+    records_of,
+    read_all,
+    values_of,
+)
 from tests.storage.simulated_disk import SimulatedDisk
 
 VALUES = [[b"one", b"two"], [b"three"], [b"four" * 10, b"five", b"six"], [b"seven"], [b"eight", b"nine"]]

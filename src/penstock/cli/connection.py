@@ -59,9 +59,9 @@ def client_config(bootstrap: str, **settings: Any) -> dict[str, Any]:
 
 
 def admin_client(bootstrap: str) -> AdminClient:
+    reach(bootstrap)
     from confluent_kafka.admin import AdminClient
 
-    reach(bootstrap)
     return AdminClient(client_config(bootstrap))
 
 

@@ -112,11 +112,11 @@ def _print_described(group: Group, lags: list[PartitionLag]) -> None:
     members = counted(len(group.members), "member")
     print(f"group {group.name}, {group.state}, protocol {group.protocol}{assigned}, {members}, lag {_total(lags):,}")
     numbers = {member.id: number for number, member in enumerate(group.members, 1)}
-    if lags:
-        print_table(
-            ("topic", "partition", "committed", "end offset", "lag", "member"),
-            [(*row[:5], numbers.get(row.member or "")) for row in lags],
-        )
+    head = ("topic", "partition", "committed", "end offset", "lag")
+    if lags and not group.members:
+        print_table(head, [row[:5] for row in lags])
+    elif lags:
+        print_table((*head, "member"), [(*row[:5], numbers.get(row.member or "")) for row in lags])
     if group.members:
         print_table(
             ("member", "client", "host", "partitions", "id"),
@@ -188,7 +188,7 @@ def reset(
         print_json({"name": name, "dry_run": dry_run, "partitions": partitions})
         return
     print_table(("topic", "partition", "old offset", "new offset", "lag"), rows)
-    done = "nothing is changed: this would reset" if dry_run else "reset"
+    done = "dry run: would reset" if dry_run else "reset"
     note(f"{done} {counted(len(rows), 'partition')} of group {name}")
 
 

@@ -41,7 +41,7 @@ class Api(enum.IntEnum):
 VERSIONS: Final[dict[Api, tuple[int, int]]] = {
     Api.PRODUCE: (3, 12),
     Api.FETCH: (4, 12),
-    Api.LIST_OFFSETS: (1, 11),
+    Api.LIST_OFFSETS: (2, 11),
     Api.METADATA: (4, 13),
     Api.OFFSET_COMMIT: (2, 9),
     Api.OFFSET_FETCH: (1, 9),

@@ -96,6 +96,8 @@ class KafkaCluster:
         self.settings = KafkaSettings.of(settings) if isinstance(settings, str) else settings
         self._tls: ssl.SSLContext | None = None if self.settings.tls is None else self.settings.tls.context()
         self._connections: dict[tuple[Address, Lane], Connection] = {}
+        self._retired: list[Connection] = []
+        """Replaced, but somebody still waits for an answer on them."""
         self._brokers: dict[int, Address] = {}
         self._leaders: dict[TopicPartition, int] = {}
         self._topics_seen_at: dict[str, float] = {}
@@ -106,9 +108,9 @@ class KafkaCluster:
     def metadata(self, topics: Iterable[str] | None = None) -> ClusterInfo:
         """Brokers, and the topics named, or all. A topic that is not there is not in the answer; none is made."""
         wanted = None if topics is None else sorted(set(topics))
-        return self.retrying(lambda: self._metadata(wanted, raises=True))
+        return self.retrying(lambda: self._metadata(wanted))
 
-    def _metadata(self, topics: list[str] | None, raises: bool = False) -> ClusterInfo:
+    def _metadata(self, topics: list[str] | None) -> ClusterInfo:
         answer = self.any_connection().request(
             Api.METADATA,
             {
@@ -126,8 +128,7 @@ class KafkaCluster:
             if topic.error_code in (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id):
                 self._forget_topic(topic.name)
                 continue
-            if topic.error_code and raises:
-                raise KafkaError(topic.error_code, where="Metadata", topic=topic.name)
+            check(topic.error_code, where="Metadata", topic=topic.name)
             info = _topic_info(topic)
             found[info.name] = info
             self._topics_seen_at[info.name] = now
@@ -194,6 +195,8 @@ class KafkaCluster:
                 return connection
             if connection.is_idle:
                 connection.close()
+            else:
+                self._retired.append(connection)
         connection = Connection(address, self.settings, self._tls)
         self._connections[address, lane] = connection
         return connection
@@ -203,9 +206,10 @@ class KafkaCluster:
         return sorted(self.metadata(()).brokers)
 
     def close(self) -> None:
-        for connection in self._connections.values():
+        for connection in (*self._connections.values(), *self._retired):
             connection.close()
         self._connections.clear()
+        self._retired.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -369,7 +373,8 @@ class LeaderCall(Generic[V, R]):
     def _settle(self, outcome: Outcome[R]) -> None:
         place = partition(outcome.topic, outcome.partition)
         if not outcome.error_code:
-            if self._todo.pop(place, None) is not None:
+            if place in self._todo:
+                del self._todo[place]
                 self._results[place] = outcome.result
             return
         said = (outcome.detail or "").strip()

@@ -60,7 +60,9 @@ class Pending:
         (correlation_id,) = _SIZE.unpack_from(frame)
         if correlation_id != self._correlation_id:
             raise KafkaError(
-                ErrorCode.corrupt_message, f"answer {correlation_id} where {self._correlation_id} is due", retriable=False
+                ErrorCode.corrupt_message,
+                f"answer {correlation_id} where {self._correlation_id} is due",
+                retriable=False,
             )
         api, version = self.api, self._version
         start = _SIZE.size
@@ -150,7 +152,9 @@ class Connection:
             self._socket.settimeout(timeout_s)
             self._socket.sendall(head + body)
         except TimeoutError:
-            raise self._broken(ErrorCode.request_timed_out, f"{api.label} could not be sent in {timeout_s:g} s") from None
+            raise self._broken(
+                ErrorCode.request_timed_out, f"{api.label} could not be sent in {timeout_s:g} s"
+            ) from None
         except OSError as error:
             raise self._broken(ErrorCode.network_exception, _reason(error)) from None
         if is_answered:

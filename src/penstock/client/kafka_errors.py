@@ -122,9 +122,7 @@ class KafkaError(Exception):
         return _again, (self.code, self.text, self.where, self.topic, self.partition, self.retriable)
 
 
-def _again(
-    code: int, text: str, where: str, topic: str | None, partition: int | None, retriable: bool
-) -> KafkaError:
+def _again(code: int, text: str, where: str, topic: str | None, partition: int | None, retriable: bool) -> KafkaError:
     return KafkaError(code, text, where=where, topic=topic, partition=partition, retriable=retriable)
 
 

@@ -28,7 +28,9 @@ _PROTOCOLS: Final = {"PLAINTEXT": (False, False), "SSL": (True, False)} | {
     "SASL_PLAINTEXT": (False, True),
     "SASL_SSL": (True, True),
 }
-_ADDRESS = re.compile(r"(?:[A-Za-z_]+://)?(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\[\]:,\s]+))(?::(?P<port>\d{1,5}))?")
+_ADDRESS = re.compile(
+    r"(?:[A-Za-z_]+://)?(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\[\]:,\s]+))(?::(?P<port>\d{1,5}))?"
+)
 _JAAS_MODULE = re.compile(r"\s*([\w.]+)\s+(?:required|requisite|sufficient|optional)\b")
 _JAAS_OPTION = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))""")
 

@@ -34,6 +34,7 @@ JOIN_BYTES_MAX = 64 * 1024
 """Pieces in memory are joined up to here; above, copying costs more than another element in a writev."""
 
 _MORE: int = getattr(socket, "MSG_MORE", 0)
+_CORK: int | None = getattr(socket, "TCP_CORK", None)
 _PEER_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.ENOTCONN})
 
 _NOTHING, _SOCKET, _DISK, _TURN = range(4)
@@ -57,6 +58,7 @@ class Outbox:
     __slots__ = (
         "_chunks",
         "_closed",
+        "_corked",
         "_direct",
         "_disk_bytes",
         "_file",
@@ -88,6 +90,7 @@ class Outbox:
         self._watching = False
         self._used = False
         self._closed = False
+        self._corked = False
         self.bytes_unsent = 0
         """File ranges included; what the transport holds is not."""
         self.bytes_in_memory = 0
@@ -123,6 +126,8 @@ class Outbox:
             if not peer_gone:
                 text = f"reading a log file failed: {text}"
             self._fail(text, peer_gone)
+        if self._corked and not self._chunks and not self._range_left:
+            self._uncork()
         if self._waits_for == _SOCKET and not self._watching and not self._closed:
             self._network.loop.add_writer(self._descriptor().fileno(), self._go_on)
             self._watching = True
@@ -179,10 +184,23 @@ class Outbox:
             return
         self.bytes_in_memory -= size
         if by_sendfile and chunks and size <= JOIN_BYTES_MAX:
+            self._cork()
             self._send_lead(lead[0] if len(lead) == 1 else b"".join(lead), size)
         else:
             self.bytes_unsent -= size
             write(self._network, self._transport, lead, size)
+
+    def _cork(self) -> None:
+        """Hold back what does not fill a packet until the answer is whole: bytes before and behind a range share packets
+        with it, and the peer is not woken for the last few of them."""
+        if _CORK is not None and not self._corked:
+            self._descriptor().setsockopt(socket.IPPROTO_TCP, _CORK, 1)
+            self._corked = True
+
+    def _uncork(self) -> None:
+        if _CORK is not None and not self._closed:
+            self._descriptor().setsockopt(socket.IPPROTO_TCP, _CORK, 0)
+        self._corked = False
 
     def _begin_range(self, by_sendfile: bool) -> None:
         chunk = self._chunks.popleft()

@@ -37,6 +37,10 @@ class Place(NamedTuple):
     leader_epoch: int
 
 
+class _Astray(Exception):
+    """The index points where no batch begins, or at another one."""
+
+
 class Segment:
     __slots__ = (
         "_bytes_since_index",
@@ -145,28 +149,35 @@ class Segment:
     def locate(self, offset: int, end: int, *, wait: bool = False) -> Place | None:
         """The first batch whose last offset is at or past `offset`, below file position `end`; None past the end."""
         walk = self.walk_slowly if wait else self.walk
-        position = self._indexed_position(offset, end, walk)
-        for place in walk(position, end):
-            if place.last_offset >= offset:
-                if place.position + place.size > end:
-                    raise DiskFailed(0, f"{self.path}: the batch at {place.position} is cut off at {end}")
-                return place
-        return None
-
-    def _indexed_position(self, offset: int, end: int, walk: Callable[[int, int], Iterator[Place]]) -> int:
-        """Where to begin walking to `offset`: what the index says, if the log agrees; else the index is made again."""
         try:
             relative_offset, position = self.offsets.floor(offset - self.base_offset)
-            if position == 0:
-                return 0
-            if position + HEADER_BYTES <= end:
-                found = next(walk(position, position + HEADER_BYTES))
-                if found.last_offset == self.base_offset + relative_offset:
-                    return position
-        except (IndexDamaged, DiskFailed):
+            if position < end:
+                return self._located(offset, end, walk(position, end), relative_offset if position else None)
+        except (IndexDamaged, _Astray):
             pass
         self.rebuild_indexes(end)
-        return self.offsets.floor(offset - self.base_offset)[1]
+        position = self.offsets.floor(offset - self.base_offset)[1]
+        return self._located(offset, end, walk(position, end), None)
+
+    def _located(self, offset: int, end: int, places: Iterator[Place], indexed: int | None) -> Place | None:
+        """Walk to `offset`; the first batch must end at the relative offset `indexed`, or the index lies."""
+        try:
+            for place in places:
+                if indexed is not None:
+                    if place.last_offset != self.base_offset + indexed:
+                        raise _Astray
+                    indexed = None
+                if place.last_offset >= offset:
+                    if place.position + place.size > end:
+                        raise DiskFailed(0, f"{self.path}: the batch at {place.position} is cut off at {end}")
+                    return place
+        except DiskFailed:
+            if indexed is not None:
+                raise _Astray from None
+            raise
+        if indexed is not None:
+            raise _Astray
+        return None
 
     def walk(self, position: int, end: int) -> Iterator[Place]:
         """Header by header from `position`, which is the start of a batch, to `end`. Raises Cold and DiskFailed."""
@@ -190,10 +201,11 @@ class Segment:
         file = self.file
         window = memoryview(b"")
         window_start = position
+        window_bytes = WALK_BYTES
         while position + HEADER_BYTES <= end:
             at = position - window_start
             if at + HEADER_BYTES > len(window):
-                window = memoryview(read(file, position, min(WALK_BYTES, end - position)))
+                window = memoryview(read(file, position, min(window_bytes, end - position)))
                 window_start, at = position, 0
                 if len(window) < HEADER_BYTES:
                     raise DiskFailed(0, f"{self.path}: the file ends at {position + len(window)}, expected {end}")
@@ -203,6 +215,8 @@ class Segment:
                 raise DiskFailed(0, f"{self.path}: no batch header at {position}")
             yield position, window[at : at + HEADER_BYTES]
             position += size
+            # behind a large batch the next header is all there is to see
+            window_bytes = WALK_BYTES if size < WALK_BYTES else HEADER_BYTES
 
     def read_batch(self, place: Place) -> bytes:
         """The whole batch, waiting for the disk if need be."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from penstock.dialects.day1.service import Day1Service
 from penstock.dialects.day1.session import COPY_BYTES_MAX, Day1Session, ProduceRun
 from penstock.model.errors import Fault
 from penstock.model.listeners import DEFAULTS
+from penstock.model.pending import gather
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import MarkerKind
 from tests.broker.failing_disk import CueDisk
@@ -100,6 +102,22 @@ def test_a_new_topic_keeps_the_order_of_what_is_sent_behind_it(peer: RawPeer, to
         wanted += [items((1, b"", b"b")), items((0, b"", b"c")), base(2), items((2, b"", b"d"))]
     peer.send(b"".join(asked))
     assert [peer.read() for _ in wanted] == wanted
+
+
+def test_records_that_wait_for_their_topic_outlive_the_buffer_they_came_in(broker: Serving, topic: str) -> None:
+    large = b"x" * COPY_BYTES_MAX
+    session = Day1Session(Day1Service(broker.engine, DEFAULTS["day1"]))
+    buffer = bytearray(one(topic, 0, large, b"k") + one(topic, 1, large + b"y"))
+
+    def perform() -> Any:
+        results = [session.perform(request) for request in session.feed(memoryview(buffer)).requests]
+        buffer[:] = bytes(len(buffer))
+        return gather(results)
+
+    assert [result.base_offset for result in broker.call(perform)] == [0, 0]
+    for partition, pair in enumerate(((b"k", large), (b"", large + b"y"))):
+        found = broker.call(partial(broker.engine.read_records, topic, partition, 0, 1, 1))
+        assert found.records[0][2:4] == pair
 
 
 def test_what_was_sent_before_the_peer_left_is_written(broker: Serving, topic: str) -> None:

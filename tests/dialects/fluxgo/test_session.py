@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,12 @@ from hypothesis import strategies as st
 
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import Acks, NewTopic
+from penstock.coordination.group_commands import CommitResult
 from penstock.dialects.fluxgo.service import FluxGoService
 from penstock.dialects.fluxgo.session import COPY_BYTES_MAX, FluxGoSession, ProduceRun
+from penstock.model.errors import Fault
 from penstock.model.listeners import DEFAULTS
+from penstock.model.pending import Pending, gather
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import MarkerKind
 from tests.broker.failing_disk import CueDisk
@@ -107,6 +111,74 @@ def test_a_new_topic_keeps_the_order_of_what_is_sent_behind_it(peer: RawPeer, to
         wanted += [ok(b"b"), ok(b"c"), offset(2), ok(b"d")]
     peer.send(b"".join(asked))
     assert [peer.read() for _ in wanted] == wanted
+
+
+def test_records_that_wait_for_their_topic_outlive_the_buffer_they_came_in(broker: Serving, topic: str) -> None:
+    large = b"x" * COPY_BYTES_MAX
+    session = FluxGoSession(FluxGoService(broker.engine, DEFAULTS["fluxgo"]))
+    buffer = bytearray(produce(topic, 0, large) + produce(topic, 1, large + b"y"))
+
+    def perform() -> Any:
+        results = [session.perform(request) for request in session.feed(memoryview(buffer)).requests]
+        buffer[:] = bytes(len(buffer))
+        return gather(results)
+
+    assert [result.base_offset for result in broker.call(perform)] == [0, 0]
+    for partition, value in enumerate((large, large + b"y")):
+        found = broker.call(partial(broker.engine.read_records, topic, partition, 0, 1, 1))
+        assert found.records[0].value == value
+
+
+class LoadingGroups:
+    """Groups that say that they are loading until they are told to be done; then they take everything."""
+
+    def __init__(self) -> None:
+        self.shards = {0: None}
+        self.is_loading = True
+        self.loading: Pending[None] = Pending()
+        self.asked: list[Any] = []
+
+    @property
+    def groups(self) -> LoadingGroups:
+        return self
+
+    def loaded(self) -> Pending[None]:
+        return self.loading
+
+    def spawn(self, work: Pending[None], failed: object) -> Pending[None]:
+        return work
+
+    def ask(self, group: str, command: Any) -> Any:
+        if self.is_loading:
+            return Fault.COORDINATOR_LOADING
+        self.asked.append(command)
+        answer: Pending[Any] = Pending()
+        answer.complete(CommitResult(Fault.NONE))
+        return answer
+
+
+def test_commits_while_the_coordinator_loads_wait_for_it_in_order() -> None:
+    """A FluxGo client does not come again as a Kafka client does."""
+    groups = LoadingGroups()
+    session = session_over(groups)
+    requests = session.feed(memoryview(b"".join(commit("g", "t", 0, at) for at in range(3)))).requests
+    results = [session.perform(request) for request in requests]
+    assert not any(result.done for result in results)
+    groups.is_loading = False
+    groups.loading.complete(None)
+    assert [command.offsets[0].offset for command in groups.asked] == [0, 1, 2]
+    for request, result in zip(requests, results, strict=True):
+        assert session.answer(request, result.result) == [frame(ok())]
+
+
+def test_a_coordinator_that_cannot_serve_is_a_failed_commit_and_a_failed_fetch() -> None:
+    session = session_over(LoadingGroups())
+    for asked, wanted in (
+        (commit("g", "t", 0, 1), error(0x32, b"Failed to commit offset")),
+        (fetch("g", "t", 0), error(0x33, b"Failed to fetch offset")),
+    ):
+        [request] = session.feed(memoryview(asked)).requests
+        assert session.answer(request, Fault.COORDINATOR_NOT_AVAILABLE) == [frame(wanted)]
 
 
 def test_what_was_sent_before_the_peer_left_is_written(broker: Serving, topic: str) -> None:

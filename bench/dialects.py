@@ -1,0 +1,409 @@
+"""Scenarios of the five dialects: produces in windows, on disk and over many connections; connections for one message;
+reads of single records; JSON."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from bench import wire
+from bench.dialect_frames import (
+    FRAMES,
+    Frames,
+    check_json,
+    check_minikafka,
+    json_produce,
+    minikafka_produce,
+    minikafka_produced,
+)
+from bench.load import Control, Pipeline, Swarm, receive_line
+from bench.method import Latencies, Series, Subject, Work, alternate, ratio
+from bench.processes import Address, Server, dialect_broker, reference
+from bench.result import Result
+from bench.scenario import Run
+
+RECORD_BYTES = 100
+CONNECTIONS = 16
+LISTENERS = ("fluxgo", "rustlog", "day1", "flymq")
+
+SEVEN_DIGITS = 1_000_000
+"""Answers in text grow with the offset. The load counts answers by size, so their topics begin with so many records."""
+
+
+def value_of_size(size: int = RECORD_BYTES) -> bytes:
+    return (bytes(range(33, 127)) * (size // 94 + 1))[:size]
+
+
+def _echo(place: Path, frames: Frames, answer: bytes) -> Server:
+    return reference("echo", place, answer.hex(), str(frames.head_bytes))
+
+
+def _compare(result: Result, ours: Series, theirs: Series, what: str, bar: float) -> None:
+    found = ratio(ours.per_s("requests"), theirs.per_s("requests"))
+    by_cpu = ratio(ours.per_cpu_s("requests"), theirs.per_cpu_s("requests"))
+    note = f"medians {found.median:.2f}; by CPU second {by_cpu.best:.2f}"
+    result.check(f"{what}, requests/s of E", found.best, bar, note=note)
+
+
+def _prefill(server: Server, topic: str, partitions: int) -> int:
+    """A topic whose offsets have seven digits from now on; gives how many records it has."""
+    Control(server.address).create_topic(topic, partitions)
+    batch = wire.batch(10_000, 1)
+    frames = [wire.produce(0, topic, dict.fromkeys(range(partitions), batch), 1)]
+    pipeline = Pipeline(server.address, frames, Work(1, 10_000, len(batch)))
+    pipeline.run(120.0, requests=SEVEN_DIGITS // 10_000 - 1)
+    pipeline.close()
+    return partitions * SEVEN_DIGITS
+
+
+# ------------------------------------------------------------------------------------------------------------- produce
+
+
+def produce_in_thousands(run: Run, result: Result) -> None:
+    _produce_in_windows(run, result, 1_000, 2.0)
+
+
+def produce_in_hundreds(run: Run, result: Result) -> None:
+    _produce_in_windows(run, result, 100, 1.5)
+
+
+def _produce_in_windows(run: Run, result: Result, window: int, bar: float) -> None:
+    value = value_of_size()
+    place = run.directory("windows")
+    with dialect_broker(place / "data", "os", "leader", *LISTENERS) as server:
+        control = Control(server.address)
+        for number, frames in enumerate(FRAMES):
+            topic = f"windows-{number}"
+            control.create_topic(topic)
+            with _echo(place, frames, frames.produced(topic, value)) as echo:
+                requests = [frames.produce(topic, value)] * window
+                work = Work(1, 1, len(value))
+                address = server.addresses[frames.listener]
+                ours = Pipeline(address, requests, work, frames.check_produced, frames.receive)
+                theirs = Pipeline(echo.address, requests, work, frames.check_produced, frames.receive)
+                subjects = [
+                    Subject(frames.name, server.pid, ours.run),
+                    Subject(f"E for {frames.name}", echo.pid, theirs.run),
+                ]
+                series = alternate(subjects, run.slices, run.slice_s)
+                broker, limit = (series[subject.name] for subject in subjects)
+                result.add_series(broker, ours.latencies, server.rss_bytes())
+                result.add_series(limit, theirs.latencies, reference=True)
+                _compare(result, broker, limit, f"{frames.name}, produce, window of {window:,}", bar)
+                ours.close()
+                theirs.close()
+            control.expect_records(topic, 1, ours.answered)
+    result.notes.append("one connection, one record of 100 B a request, acks=leader, flush=os; E cuts the same frames")
+
+
+def durable_windows(run: Run, result: Result) -> None:
+    value = value_of_size()
+    work = Work(1, 1, len(value))
+    place = run.directory("durable")
+    with dialect_broker(place / "data", "acks", "all", *LISTENERS) as server:
+        control = Control(server.address)
+        for number, frames in enumerate(FRAMES):
+            address = server.addresses[frames.listener]
+            pipelines: dict[str, Pipeline] = {}
+            for label, window in (("one at a time", 1), ("window of 100", 100)):
+                topic = f"durable-{number}-{window}"
+                control.create_topic(topic)
+                requests = [frames.produce(topic, value)] * window
+                pipelines[label] = Pipeline(address, requests, work, frames.check_produced, frames.receive)
+            subjects = [Subject(f"{frames.name}, {label}", server.pid, p.run) for label, p in pipelines.items()]
+            series = alternate(subjects, run.slices, run.slice_s)
+            one, many = (series[subject.name] for subject in subjects)
+            for found, pipeline in zip((one, many), pipelines.values(), strict=True):
+                result.add_series(found, pipeline.latencies, server.rss_bytes())
+            for (label, pipeline), window in zip(pipelines.items(), (1, 100), strict=True):
+                control.expect_records(f"durable-{number}-{window}", 1, pipeline.answered)
+                pipeline.close()
+            _durable_check(result, frames.name, one, many)
+    result.notes.append("one connection, one record of 100 B a request, acks=all, flush=acks")
+    result.notes.append(
+        "the bar is 20,000/s, or, on a disk that is slower than that, 10 times the rate of one at a time"
+    )
+
+
+def _durable_check(result: Result, name: str, one: Series, many: Series) -> None:
+    rate = many.per_s("requests")
+    times = ratio(rate, one.per_s("requests"))
+    what = f"{name}, acks=all, window of 100"
+    if rate.best >= 20_000 or times.best < 10:
+        result.check(what, rate.best, 20_000, unit="/s", note=f"{times.best:.1f} times one at a time")
+    else:
+        result.check(
+            f"{what}, of one at a time", times.best, 10.0, note=f"{rate.best:,.0f}/s; medians {times.median:.1f}"
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- connections
+
+
+def connections(run: Run, result: Result) -> None:
+    value = value_of_size()
+    work = Work(1, 1, len(value))
+    place = run.directory("connections")
+    with dialect_broker(place / "data", "os", "leader", *LISTENERS, "minikafka") as server:
+        control = Control(server.address)
+        stored = _prefill(server, "minikafka", 4)
+        requests = [minikafka_produce("minikafka", f"key-{i:02d}", value) for i in range(CONNECTIONS)]
+        lines = Swarm(server.addresses["minikafka"], requests, work, check_minikafka, receive_line)
+        for number, frames in enumerate(FRAMES):
+            topic = f"connections-{number}"
+            control.create_topic(topic)
+            with _echo(place, frames, frames.produced(topic, value)) as echo:
+                requests = [frames.produce(topic, value)] * CONNECTIONS
+                address = server.addresses[frames.listener]
+                ours = Swarm(address, requests, work, frames.check_produced, frames.receive)
+                theirs = Swarm(echo.address, requests, work, frames.check_produced, frames.receive)
+                subjects = [
+                    Subject(frames.name, server.pid, ours.run),
+                    Subject(f"E for {frames.name}", echo.pid, theirs.run),
+                ]
+                if frames.name == "fluxgo":
+                    subjects.append(Subject("minikafka", server.pid, lines.run))
+                series = alternate(subjects, run.slices, run.slice_s)
+                broker, limit = (series[subject.name] for subject in subjects[:2])
+                result.add_series(broker, ours.latencies, server.rss_bytes())
+                result.add_series(limit, theirs.latencies, reference=True)
+                _compare(result, broker, limit, f"{frames.name}, 16 connections, one in flight", 0.3)
+                if frames.name == "fluxgo":
+                    result.add_series(series["minikafka"], lines.latencies, server.rss_bytes())
+                    cost = ratio(broker.per_cpu_s("requests"), series["minikafka"].per_cpu_s("requests"))
+                    result.check(
+                        "minikafka, 16 connections, broker CPU a request, of fluxgo's",
+                        cost.best,
+                        1.5,
+                        at_least=False,
+                        note=f"medians {cost.median:.2f}",
+                    )
+                ours.close()
+                theirs.close()
+            control.expect_records(topic, 1, ours.answered)
+        control.expect_records("minikafka", 4, stored + lines.answered)
+        lines.close()
+    result.notes.append("one record of 100 B a request, acks=leader, flush=os; minikafka over four partitions, by key")
+
+
+class Visits:
+    """Connect, ask once, take the answer, close: one after the other."""
+
+    def __init__(self, address: Address, request: bytes, work: Work) -> None:
+        self._address = address
+        self._request = request
+        self._work = work
+        self.latencies = Latencies()
+        self.answered = 0
+
+    def run(self, seconds: float) -> Work:
+        clock = time.perf_counter_ns
+        now = clock()
+        end = now + int(seconds * 1e9)
+        done = 0
+        while now < end:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
+                connection.connect(self._address)
+                connection.sendall(self._request)
+                answer = connection.recv(256)
+            if not answer.startswith(b"+OFFSET ") or not answer.endswith(b"\n"):
+                raise wire.WireError(f"a visit was answered {answer!r}")
+            self.latencies.add(clock() - now)
+            now = clock()
+            done += 1
+        self.answered += done
+        return Work(done, done * self._work.records, done * self._work.bytes)
+
+
+def visits(run: Run, result: Result) -> None:
+    value = value_of_size()
+    request = minikafka_produce("visits", "key", value)
+    work = Work(1, 1, len(value))
+    place = run.directory("visits")
+    with (
+        dialect_broker(place / "data", "os", "leader", "minikafka") as server,
+        reference("greet", place, minikafka_produced(0).hex()) as greeter,
+    ):
+        control = Control(server.address)
+        control.create_topic("visits", 4)
+        ours = Visits(server.addresses["minikafka"], request, work)
+        theirs = Visits(greeter.address, request, work)
+        subjects = [Subject("minikafka", server.pid, ours.run), Subject("greet", greeter.pid, theirs.run)]
+        series = alternate(subjects, run.slices, run.slice_s)
+        result.add_series(series["minikafka"], ours.latencies, server.rss_bytes())
+        result.add_series(series["greet"], theirs.latencies, greeter.rss_bytes(), reference=True)
+        control.expect_records("visits", 4, ours.answered)
+    found = ratio(series["minikafka"].per_s("requests"), series["greet"].per_s("requests"))
+    by_cpu = ratio(series["minikafka"].per_cpu_s("requests"), series["greet"].per_cpu_s("requests"))
+    result.check(
+        "minikafka, connect-produce-close, of connect-answer-close",
+        found.best,
+        0.5,
+        note=f"medians {found.median:.2f}; by CPU second {by_cpu.best:.2f}",
+    )
+    result.notes.append("one client that connects for every message; greet: a uvloop server that answers and no more")
+
+
+# --------------------------------------------------------------------------------------------------------------- reads
+
+
+def _numbered(offset: int, size: int) -> bytes:
+    """A value that says where it is, and that packs to about half."""
+    text = f"{offset:012d}" + f"{offset * 0x9E3779B97F4A7C15 % 2**256:064x}" + "." * size
+    return text[:size].encode()
+
+
+def _fill_for_reads(server: Server, topic: str, batches: int, per_batch: int, compression: int) -> int:
+    """Batches of numbered records; gives the size of the largest batch."""
+    control = Control(server.address)
+    control.create_topic(topic)
+    largest = 0
+    for start in range(0, batches * per_batch, per_batch):
+        values = [_numbered(start + i, RECORD_BYTES) for i in range(per_batch)]
+        batch = wire.batch_of(values, compression=compression)
+        control.produce(topic, batch)
+        largest = max(largest, len(batch))
+    control.close()
+    return largest
+
+
+def reads(run: Run, result: Result) -> None:
+    parts, per_large, per_small = 2 * CONNECTIONS, 19_000, 10
+    place = run.directory("reads")
+    with dialect_broker(place / "data", "os", "leader", *LISTENERS) as server:
+        total = (100_000 if run.quick else 400_000) // per_small
+        _fill_for_reads(server, "small", total, per_small, wire.PLAIN)
+        largest = _fill_for_reads(server, "large", parts, per_large, wire.ZSTD)
+        lengths = {"small": total * per_small, "large": parts * per_large}
+        for frames in FRAMES:
+            value = _numbered(0, RECORD_BYTES)
+            with _echo(place, frames, frames.found(0, value)) as echo:
+                address = server.addresses[frames.listener]
+                swarms = {topic: _readers(address, frames, topic, length) for topic, length in lengths.items()}
+                theirs = _readers(echo.address, frames, "small", lengths["small"], check=False)
+                subjects = [
+                    Subject(f"{frames.name}, small plain", server.pid, swarms["small"].run),
+                    Subject(f"{frames.name}, 1 MB zstd", server.pid, swarms["large"].run),
+                    Subject(f"E for {frames.name}", echo.pid, theirs.run),
+                ]
+                series = alternate(subjects, run.slices, run.slice_s)
+                small, large, limit = (series[subject.name] for subject in subjects)
+                result.add_series(small, swarms["small"].latencies, server.rss_bytes())
+                result.add_series(large, swarms["large"].latencies, server.rss_bytes())
+                result.add_series(limit, theirs.latencies, reference=True)
+                _compare(result, small, limit, f"{frames.name}, single reads, 16 connections", 0.3)
+                cost = ratio(small.per_cpu_s("requests"), large.per_cpu_s("requests"))
+                result.check(
+                    f"{frames.name}, single reads of 1 MB zstd batches, broker CPU, of small plain ones",
+                    cost.best,
+                    2.0,
+                    at_least=False,
+                    note=f"medians {cost.median:.2f}",
+                )
+                for swarm in (*swarms.values(), theirs):
+                    swarm.close()
+    result.notes.append("records of 100 B, each connection reads its part of the log in order, one record a request")
+    result.notes.append(f"small: {per_small} records a batch; large: {per_large:,}, {largest / 1e6:.2f} MB packed")
+
+
+def _readers(address: Address, frames: Frames, topic: str, length: int, *, check: bool = True) -> Swarm:
+    """Each connection has a part of the log; a value says whether it is of the right one."""
+    step = length // CONNECTIONS
+
+    def checked(frame: memoryview, index: int) -> None:
+        offset = int(frames.value_of(frame)[:12])
+        if not index * step <= offset < (index + 1) * step:
+            raise wire.WireError(f"{frames.name} read the record of offset {offset}, not one of part {index}")
+
+    def unchecked(frame: memoryview, index: int) -> None:
+        frames.value_of(frame)
+
+    turns = [
+        [frames.read(topic, offset, RECORD_BYTES) for offset in range(index * step, (index + 1) * step)]
+        for index in range(CONNECTIONS)
+    ]
+    return Swarm(address, turns, Work(1, 1, RECORD_BYTES), checked if check else unchecked, frames.receive)
+
+
+# ---------------------------------------------------------------------------------------------------------------- JSON
+
+
+class Produce(msgspec.Struct):
+    topic: str
+    partition: int
+    records: list[list[int]]
+
+
+class Request(msgspec.Struct):
+    Produce: Produce
+
+
+class Offsets(msgspec.Struct):
+    offsets: list[int]
+
+
+class Answer(msgspec.Struct):
+    Produce: Offsets
+
+
+class JsonLoop:
+    """Parse a request, print its answer, and nothing else."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._count = SEVEN_DIGITS
+
+    def run(self, seconds: float) -> Work:
+        clock = time.perf_counter_ns
+        end = clock() + int(seconds * 1e9)
+        decode = msgspec.json.Decoder(Request).decode
+        encode = msgspec.json.Encoder().encode
+        payload, first = self._payload, self._count
+        while clock() < end:
+            for _ in range(100):
+                request = decode(payload)
+                encode(Answer(Offsets([self._count])))
+                self._count += len(request.Produce.records)
+        done = self._count - first
+        return Work(done, done, done * RECORD_BYTES)
+
+
+def rustlog_json(run: Run, result: Result) -> None:
+    value = value_of_size()
+    place = run.directory("json")
+    with dialect_broker(place / "data", "os", "leader", "rustlog") as server:
+        stored = _prefill(server, "json", 1)
+        request = json_produce("json", value)
+        work = Work(1, 1, len(value))
+        pipelines = {
+            f"window of {window:,}": Pipeline(server.addresses["rustlog"], [request] * window, work, check_json)
+            for window in (100, 1_000)
+        }
+        loop = JsonLoop(request[4:])
+        subjects = [Subject(label, server.pid, pipeline.run) for label, pipeline in pipelines.items()]
+        subjects.append(Subject("msgspec loop", os.getpid(), loop.run))
+        series = alternate(subjects, run.slices, run.slice_s)
+        for label, pipeline in pipelines.items():
+            result.add_series(series[label], pipeline.latencies, server.rss_bytes())
+        result.add_series(series["msgspec loop"], reference=True)
+        answered = sum(pipeline.answered for pipeline in pipelines.values())
+        Control(server.address).expect_records("json", 1, stored + answered)
+    for label in pipelines:
+        found = ratio(series[label].per_s("requests"), series["msgspec loop"].per_s("requests"))
+        by_cpu = ratio(series[label].per_cpu_s("requests"), series["msgspec loop"].per_cpu_s("requests"))
+        result.check(
+            f"rustlog JSON, produce, {label}, of a loop that parses and prints",
+            found.best,
+            0.5,
+            note=f"medians {found.median:.2f}; by CPU second {by_cpu.best:.2f}",
+        )
+    result.notes.append(
+        f"one record of 100 B a request, which is {len(request) - 4} bytes of JSON; acks=leader, flush=os"
+    )
+    result.notes.append(
+        "msgspec loop: in one process, without a socket: parses the request into structs, prints the answer"
+    )

@@ -1,0 +1,170 @@
+"""A small synchronous MiniKafka client: one connection for producing, polling and acknowledging, or many produces in flight.
+
+It speaks with this broker or with MiniKafka itself, and raises `MiniKafkaError` for every `-ERR`. A failure of the
+connection is the socket's own OSError (TimeoutError, ConnectionError); the client is of no use after it. Keys and names
+are bytes on the wire; strings are sent as UTF-8.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+PORT = 9093
+ALL_PARTITIONS = -1
+PIPELINE_BYTES_MAX = 256 * 1024
+"""Produces that are sent before their answers are read; the answers to so many are far smaller than a socket's buffers."""
+LINE_BYTES_MAX = 16 * 1024 * 1024
+"""The longest line that is read; a key comes in a line and may be long when another dialect wrote it."""
+
+NO_CODE = 0
+"""MiniKafka's errors are texts."""
+
+
+class MiniKafkaError(Exception):
+    def __init__(self, code: int, text: str) -> None:
+        self.code = code
+        self.text = text
+        super().__init__(text)
+
+
+class Message(NamedTuple):
+    offset: int
+    partition: int
+    key: bytes
+    value: bytes
+
+
+class MiniKafkaClient:
+    """Connects when it is made; `with` closes it."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = PORT, timeout_s: float = 30.0) -> None:
+        self._socket = socket.create_connection((host, port), timeout_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._stream = self._socket.makefile("rb")
+
+    # ------------------------------------------------------------------------------------------------ records
+
+    def produce(self, topic: str, key: bytes, value: bytes) -> int:
+        """Append one message to the partition that its key chooses; its offset there."""
+        self._socket.sendall(_produce(topic, key, value))
+        return self._appended()
+
+    def produce_many(self, topic: str, messages: Sequence[tuple[bytes, bytes]]) -> list[int]:
+        """Append many (key, value), without waiting for each; their offsets, each in its partition. At an error the
+        messages behind it may be there or not."""
+        offsets: list[int] = []
+        failure: MiniKafkaError | None = None
+        for window in _windows([_produce(topic, key, value) for key, value in messages]):
+            self._socket.sendall(b"".join(window))
+            for _ in window:
+                try:
+                    offsets.append(self._appended())
+                except MiniKafkaError as error:
+                    failure = failure or error
+            if failure is not None:
+                raise failure
+        return offsets
+
+    def consume(
+        self, topic: str, group: str, partition: int = ALL_PARTITIONS, to_offset: int | None = None
+    ) -> Message | None:
+        """The next message for the group, the same one until it is acknowledged; None when there is none, or none up to
+        `to_offset`."""
+        bound = "" if to_offset is None else f":{to_offset}"
+        self._send_line(f"{topic}:{group}:{partition}{bound}".encode())
+        words = self._line().split(b" ", 4)
+        if words[0] in (b"+EMPTY", b"+END"):
+            return None
+        if words[0] != b"+MSG" or len(words) != 5:
+            raise ConnectionError(f"the server answered a poll with {words[0]!r}: it does not speak MiniKafka")
+        offset, length, at = map(int, words[1:4])
+        value = self._exactly(length + 1)[:-1]
+        return Message(offset, at, words[4], value)
+
+    def records(self, topic: str, group: str, partition: int = ALL_PARTITIONS) -> Iterator[Message]:
+        """Every message up to the end, each acknowledged when the next one is asked for."""
+        while (message := self.consume(topic, group, partition)) is not None:
+            yield message
+            self.ack()
+
+    # ------------------------------------------------------------------------------------------------ offsets
+
+    def ack(self) -> None:
+        """Move the group behind the message that was consumed last."""
+        self._ask_ok(b"ACK")
+
+    def set_offset(self, topic: str, group: str, offset: int | None) -> None:
+        """Move the group in all partitions; None: to the beginning."""
+        self._ask_ok(f"SET_OFFSET {topic}:{group} {'BEGIN' if offset is None else offset}".encode())
+
+    # ------------------------------------------------------------------------------------------------ connection
+
+    def _appended(self) -> int:
+        word, _, number = self._line().partition(b" ")
+        if word != b"+OFFSET":
+            raise ConnectionError(f"the server answered a produce with {word!r}: it does not speak MiniKafka")
+        return int(number)
+
+    def _ask_ok(self, line: bytes) -> None:
+        self._send_line(line)
+        answer = self._line()
+        if answer != b"+OK":
+            raise ConnectionError(f"the server answered {answer!r} where +OK is due: it does not speak MiniKafka")
+
+    def _send_line(self, line: bytes) -> None:
+        if b"\n" in line:
+            raise ValueError("a name with a line feed cannot be sent")
+        self._socket.sendall(line + b"\n")
+
+    def _line(self) -> bytes:
+        line = self._stream.readline(LINE_BYTES_MAX)
+        if not line.endswith(b"\n"):
+            raise ConnectionError(
+                "the server closed the connection" if len(line) < LINE_BYTES_MAX else "a line too long"
+            )
+        if line.startswith(b"-ERR"):
+            raise MiniKafkaError(NO_CODE, line[5:-1].decode("latin-1"))
+        return line[:-1]
+
+    def _exactly(self, count: int) -> bytes:
+        data = self._stream.read(count)
+        if len(data) < count:
+            raise ConnectionError("the server closed the connection")
+        return data
+
+    def close(self) -> None:
+        self._stream.close()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _produce(topic: str, key: bytes, value: bytes) -> bytes:
+    name = topic.encode()
+    for word in (name, key):
+        if b" " in word or b"\n" in word:
+            raise ValueError(f"{word!r} has a blank or a line feed: MiniKafka's lines have no room for it")
+    return b"TOPIC %b %b %d\n%b" % (name, key, len(value), value)
+
+
+def _windows(requests: list[bytes]) -> Iterator[list[bytes]]:
+    """The requests in pieces of about PIPELINE_BYTES_MAX, at least one each."""
+    window: list[bytes] = []
+    size = 0
+    for request in requests:
+        if window and size + len(request) > PIPELINE_BYTES_MAX:
+            yield window
+            window, size = [], 0
+        window.append(request)
+        size += len(request)
+    if window:
+        yield window
