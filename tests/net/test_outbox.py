@@ -113,6 +113,9 @@ class StingySocket:
         self._real = real
         self._takes = False
 
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        self._real.setsockopt(level, option, value)
+
     def send(self, data: bytes, flags: int) -> int:
         self._takes = not self._takes
         if not self._takes:

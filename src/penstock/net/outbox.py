@@ -120,14 +120,14 @@ class Outbox:
                 if self.bytes_unsent < turn_end and self._waits_for == _NOTHING:
                     self._waits_for = _TURN
                     self._network.loop.call_soon(self._go_on)
+            if self._corked and not self._chunks and not self._range_left:
+                self._uncork()
         except OSError as error:
             peer_gone = error.errno in _PEER_GONE
             text = f"{error.strerror or error}"
             if not peer_gone:
                 text = f"reading a log file failed: {text}"
             self._fail(text, peer_gone)
-        if self._corked and not self._chunks and not self._range_left:
-            self._uncork()
         if self._waits_for == _SOCKET and not self._watching and not self._closed:
             self._network.loop.add_writer(self._descriptor().fileno(), self._go_on)
             self._watching = True
