@@ -119,7 +119,7 @@ def durable_windows(run: Run, result: Result) -> None:
             one, many = (series[subject.name] for subject in subjects)
             for found, pipeline in zip((one, many), pipelines.values(), strict=True):
                 result.add_series(found, pipeline.latencies, server.rss_bytes())
-            for (label, pipeline), window in zip(pipelines.items(), (1, 100), strict=True):
+            for pipeline, window in zip(pipelines.values(), (1, 100), strict=True):
                 control.expect_records(f"durable-{number}-{window}", 1, pipeline.answered)
                 pipeline.close()
             _durable_check(result, frames.name, one, many)

@@ -152,7 +152,7 @@ def kcat_writes(bootstrap: str, name: str, topic: str, plan: Sequence[tuple[Sequ
 
 
 def _end(bootstrap: str, topic: str) -> int:
-    done = Kcat().run("-Q", "-b", bootstrap, "-t", f"{topic}:0:-1")
+    done = Kcat().run("-Q", "-b", bootstrap, "-Xisolation.level=read_uncommitted", "-t", f"{topic}:0:-1")
     return int(done.stdout.split()[-1])
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from penstock.broker.embedded import EmbeddedEngine, EngineSettings
 from penstock.broker.engine import Acks, NewTopic, RunAppended
-from penstock.coordination.group_commands import JoinGroup
+from penstock.coordination.group_commands import FetchOffsets, JoinGroup
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
 from penstock.net.listener import Listener
@@ -122,6 +122,12 @@ class Broker:
         if commits is not None:
             kind = MarkerKind.COMMIT if commits else MarkerKind.ABORT
             found.append_marker(Marker(kind, 0), producer_id, 0, 1, now_ms)
+
+    def committed(self, group: str, topic: str, partition: int = 0) -> int | None:
+        """What Kafka's clients see as the committed offset."""
+        found = self.wait(self.engine.groups.ask(group, FetchOffsets(group, {topic: (partition,)})))
+        value = found.offsets[topic][partition].value
+        return None if value is None else int(value.offset)
 
     def join(self, group: str) -> None:
         """Somebody joins as a member, and stays for as long as the test takes."""

@@ -244,9 +244,7 @@ def test_a_second_broker_is_told_who_holds_the_directory(tmp_path: Path) -> None
     assert said == f"StartError data directory {tmp_path} is in use by another broker (process {os.getpid()})\n"
     lock.release()
     assert subprocess.run(script, capture_output=True, text=True, check=True).stdout == ""
+    held = DirectoryLock(tmp_path / ".lock")
     with pytest.raises(StartError):
-        held = DirectoryLock(tmp_path / ".lock")
-        try:
-            DirectoryLock(tmp_path / ".lock")
-        finally:
-            held.release()
+        DirectoryLock(tmp_path / ".lock")
+    held.release()

@@ -56,7 +56,7 @@ def test_every_offset_is_located_in_its_batch(
     tmp_path_factory: pytest.TempPathFactory,
     shape: list[tuple[int, int, int]],
     interval_bytes: int,
-    again: bool,  # noqa: FBT001
+    again: bool,
 ) -> None:
     segment, batches = filled(tmp_path_factory.mktemp("segment"), shape, interval_bytes)
     if again:
@@ -77,7 +77,7 @@ def test_the_first_batch_at_or_after_a_timestamp_is_found_though_timestamps_jump
     shape: list[tuple[int, int, int]],
     wanted: int,
     interval_bytes: int,
-    again: bool,  # noqa: FBT001
+    again: bool,
 ) -> None:
     segment, batches = filled(tmp_path_factory.mktemp("segment"), shape, interval_bytes)
     if again:

@@ -52,7 +52,7 @@ def test_floor_is_the_last_entry_at_or_below_wherever_entries_wait(
     entries: list[tuple[int, int]],
     stored: int,
     wanted: int,
-    loaded: bool,  # noqa: FBT001
+    loaded: bool,
 ) -> None:
     index = offsets_at(tmp_path_factory.mktemp("index"))
     if loaded:
@@ -79,7 +79,7 @@ def test_time_floor_never_passes_over_a_later_record(
     times: list[int],
     stored: int,
     wanted: int,
-    loaded: bool,  # noqa: FBT001
+    loaded: bool,
 ) -> None:
     """An entry says: every record later than its timestamp comes after its offset."""
     index = times_at(tmp_path_factory.mktemp("index"))

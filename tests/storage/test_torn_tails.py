@@ -16,8 +16,8 @@ from tests.storage.logs import (
     config,
     crash,
     flush,
-    records_of,
     read_all,
+    records_of,
     values_of,
 )
 from tests.storage.simulated_disk import SimulatedDisk

@@ -128,7 +128,7 @@ class KafkaSettings:
         tls, sasl = _security(known)
         return cls(
             addresses(bootstrap),
-            client_id=known.pop("client.id", cls._default("client_id")),
+            client_id=known.pop("client.id", str(cls._default("client_id"))),
             tls=tls,
             sasl=sasl,
             others=known,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kio.schema.errors import ErrorCode
 
 from penstock.client.kafka_apis import Api
-from penstock.client.kafka_cluster import KafkaCluster, Lane
+from penstock.client.kafka_cluster import KafkaCluster
 from penstock.client.kafka_errors import KafkaError, check
 
 
@@ -60,20 +60,19 @@ class TopicRequests(KafkaCluster):
                 },
             )
             (row,) = answer.topics
-            if row.error_code == ErrorCode.topic_already_exists and (exists_ok or tried):
+            if row.error_code == ErrorCode.topic_already_exists and (exists_ok or answer_was_lost):
                 return
-            tried.append(True)
             check(row.error_code, row.error_message, where="CreateTopics", topic=name)
 
-        # A second try after a lost answer finds what the first one made.
-        tried: list[bool] = []
+        answer_was_lost = False
 
         def tracked() -> None:
+            # A try after a lost answer may find what the one before it made.
+            nonlocal answer_was_lost
             try:
                 attempt()
             except KafkaError as error:
-                if error.error_code in (ErrorCode.network_exception, ErrorCode.request_timed_out):
-                    tried.append(True)
+                answer_was_lost |= error.error_code in (ErrorCode.network_exception, ErrorCode.request_timed_out)
                 raise
 
         self.retrying(tracked)
@@ -92,7 +91,7 @@ class TopicRequests(KafkaCluster):
         def attempt() -> dict[str, ConfigEntry]:
             if kind is ConfigKind.BROKER:
                 self._metadata([])
-                connection = self.connection(int(name), Lane.REQUESTS)
+                connection = self.connection(int(name))
             else:
                 connection = self.any_connection()
             answer = connection.request(

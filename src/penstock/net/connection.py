@@ -40,8 +40,8 @@ logger = logging.getLogger("penstock.net")
 
 _OPEN, _LAST_ANSWERS, _LINGER = range(3)
 
-HELD_BYTES_MAX = 64 * 1024
-"""Larger answers are written at once: there is nothing to gain by waiting for others."""
+QUEUED_BYTES_MAX = 64 * 1024
+"""What the transport may hold without telling: answers that wait for the end of a turn of the loop."""
 """A connection that ends lets its last answers leave; after a broken protocol it then lingers until the peer closes,
 because closing a socket with unread bytes resets the connection and may destroy answers on their way."""
 
@@ -63,8 +63,6 @@ class Connection(asyncio.BufferedProtocol):
         "_ending_since_ms",
         "_eof",
         "_half",
-        "_held",
-        "_held_bytes",
         "_heard_ms",
         "_listener",
         "_multiplexes",
@@ -94,8 +92,6 @@ class Connection(asyncio.BufferedProtocol):
         """The transport holds bytes that the socket did not take; see `Outbox` for why that is exact."""
         self._closed = True
         self._half = HalfFrame(self._network.pool)
-        self._held: list[Chunk] | None = None
-        self._held_bytes = 0
         self._parked: deque[tuple[Any, Any]] | None = None
         self._multiplexes = False
         self._scheduled = False
@@ -122,7 +118,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._listener.admit(self):
             self._transport.abort()
             return
-        self._transport.set_write_buffer_limits(high=0)
+        self._transport.set_write_buffer_limits(high=QUEUED_BYTES_MAX, low=0)
         try:
             self._session = self._listener.session_factory(self.peer)
         except Exception:  # noqa: BLE001 - logged with its traceback
@@ -159,7 +155,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         self._eof = True
-        self.write_held()
         if self._closed or self._ending:
             return False
         if self._half.filled:
@@ -355,46 +350,17 @@ class Connection(asyncio.BufferedProtocol):
         outbox = self._outbox
         self._listener.bytes_sent += size
         if not self.stalled and (outbox is None or not outbox.bytes_unsent) and FileRange not in map(type, out):
-            self._hold(out, size)
+            # uvloop writes when it has read every socket that was ready: a peer that serves many connections is then
+            # woken once, not by the first of them and again by each that follows.
+            write(self._network, self._transport, cast("list[bytes | bytearray | memoryview]", out), size)
         else:
-            self.write_held()
-            outbox = self._outbox
             if outbox is None:
                 outbox = self._outbox = Outbox(self._network, self._transport, self)
+                # An outbox writes to the socket itself: the transport must be empty, or say that it is not.
+                self._transport.set_write_buffer_limits(high=0)
             outbox.push(out, size)
         if self.stalled or self._charged or outbox is not None:
             self._recharge()
-
-    def _hold(self, out: list[Chunk], size: int) -> None:
-        """Keep small answers until the loop has read all sockets that were ready: a peer that serves many connections
-        is then woken once, not by the first of them and again by each that follows."""
-        held = self._held
-        if held is not None:
-            held += out
-            self._held_bytes += size
-        elif size > HELD_BYTES_MAX:
-            write(self._network, self._transport, cast("list[bytes | bytearray | memoryview]", out), size)
-            return
-        else:
-            self._held = out
-            self._held_bytes = size
-            self._network.write_soon(self)
-        if self._held_bytes > HELD_BYTES_MAX or self._ending:
-            self.write_held()
-
-    def write_held(self) -> None:
-        held = self._held
-        if held is None:
-            return
-        self._held = None
-        if self._closed:
-            return
-        write(
-            self._network, self._transport, cast("list[bytes | bytearray | memoryview]", held), self._held_bytes
-        )
-        if self.stalled:
-            self._recharge()
-            self._regulate()
 
     # Flow control.
 
@@ -458,7 +424,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _bytes_unsent(self) -> int:
         unsent = 0 if self._outbox is None else self._outbox.bytes_unsent
-        return unsent + self._transport.get_write_buffer_size() if self.stalled else unsent
+        return unsent + self._transport.get_write_buffer_size()
 
     def _has_unfinished(self) -> bool:
         return bool(self._parked) or self._backlog is not None or self._bytes_unsent() > 0
@@ -506,6 +472,7 @@ class Connection(asyncio.BufferedProtocol):
             self._stalled_bytes = 0
             if outbox is not None and outbox.release_when_unused():
                 self._outbox = None
+                self._transport.set_write_buffer_limits(high=QUEUED_BYTES_MAX, low=0)
         if unsent or self._parked:
             self._heard_ms = now_ms
         if half.filled:
@@ -553,7 +520,7 @@ class Connection(asyncio.BufferedProtocol):
             self._finish()
 
     def _begin_end(self, ending: int) -> None:
-        self.write_held()
+        self._transport.set_write_buffer_limits(high=0)  # tells when the last answer has left
         self._ending = ending
         self._ending_since_ms = self._network.now_ms
         self._regulate()

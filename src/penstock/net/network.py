@@ -23,10 +23,6 @@ class Swept(Protocol):
     def sweep(self, now_ms: int) -> None: ...
 
 
-class Holder(Protocol):
-    def write_held(self) -> None: ...
-
-
 class Network:
     """Made once on the running loop, handed to every listener, closed when they have stopped."""
 
@@ -48,7 +44,6 @@ class Network:
         """A clock that moves with the sweep: exact enough for deadlines, and free to read for every request."""
         # Only uvloop writes several pieces in one call and keeps pausing exact; elsewhere pieces are joined.
         self.vectored = type(self.loop).__module__.startswith("uvloop")
-        self._holders: list[Holder] = []
         self._swept: dict[Swept, None] = {}
         self._sweeps = 0
         self._timer = self.loop.call_later(self.settings.sweep_interval_ms / 1_000, self._sweep)
@@ -58,17 +53,6 @@ class Network:
 
     def unwatch(self, swept: Swept) -> None:
         self._swept.pop(swept, None)
-
-    def write_soon(self, connection: Holder) -> None:
-        """Let the connection write what it holds once this turn of the loop has read every socket that was ready."""
-        self._holders.append(connection)
-        if len(self._holders) == 1:
-            self.loop.call_soon(self._write_all)
-
-    def _write_all(self) -> None:
-        holders, self._holders = self._holders, []
-        for connection in holders:
-            connection.write_held()
 
     def lend_scratch(self) -> memoryview:
         """The scratch buffer, for requests that cannot be performed yet and borrow from it; others get a new one."""

@@ -28,5 +28,5 @@ def _age_ms(log: PartitionLog, at: int, now_ms: int) -> int:
     segment = log.segments[at]
     latest = segment.largest_timestamp()
     if latest < 0:
-        latest = int(segment.path.stat().st_mtime * 1000)
+        latest = segment.modified_ms()
     return now_ms - latest

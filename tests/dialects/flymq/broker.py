@@ -316,7 +316,7 @@ def fetched(payload: bytes) -> tuple[int, list[Message]]:
         while inside.at < len(inside.data):
             body = Fields(inside.b())
             key, value = body.b(), body.b()
-            headers = dict((body.s(), body.s()) for _ in range(body.number("i")))
+            headers = {body.s(): body.s() for _ in range(body.number("i"))}
             messages.append(Message(first + count, key, value, headers, body.number("q")))
             body.end()
             count += 1

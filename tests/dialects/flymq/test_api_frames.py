@@ -137,14 +137,13 @@ def test_frames_split_at_every_byte_are_whole_again(wire: Wire) -> None:
 
 
 def test_the_largest_frame_is_taken_and_a_byte_more_closes(tmp_path: Path) -> None:
-    with Broker(tmp_path, frame_bytes_max=1_000_000) as broker:
-        with broker.connect() as wire:
-            empty = len(api_produce("t", 0, message(b""))) - 4
-            wire.send(api_produce("t", 0, message(b"\0" * (1_000_000 - empty))))
-            assert placed(wire.api_answer().payload) == [(0, 0)]
-            wire.send(api(3, arr()) + struct.pack(">I", 1_000_001))
-            assert wire.api_answer().error == 0
-            assert wire.is_closed_by_peer() == b""
+    with Broker(tmp_path, frame_bytes_max=1_000_000) as broker, broker.connect() as wire:
+        empty = len(api_produce("t", 0, message(b""))) - 4
+        wire.send(api_produce("t", 0, message(b"\0" * (1_000_000 - empty))))
+        assert placed(wire.api_answer().payload) == [(0, 0)]
+        wire.send(api(3, arr()) + struct.pack(">I", 1_000_001))
+        assert wire.api_answer().error == 0
+        assert wire.is_closed_by_peer() == b""
 
 
 def test_both_kinds_of_frames_share_a_connection(wire: Wire) -> None:
@@ -186,9 +185,7 @@ def test_batches_of_every_compression_come_back(
     assert placed(answer.payload) == [(0, at) for at in range(50)]
     high_watermark, found = fetched(wire.api_good(1, api_fetch_payload("t", 0, 0)))
     assert high_watermark == 50
-    assert found == [
-        (at, b"k%d" % at, b"value" * 20, {"a": "1", "b": "é"}, 1_700_000_000_000 + at) for at in range(50)
-    ]
+    assert found == [(at, b"k%d" % at, b"value" * 20, {"a": "1", "b": "é"}, 1_700_000_000_000 + at) for at in range(50)]
 
 
 def test_damaged_and_unknown_compression_are_errors(wire: Wire) -> None:
@@ -319,7 +316,15 @@ def test_no_topic_is_made_where_the_listener_says_so(tmp_path: Path) -> None:
 
 def test_fetch_gives_at_least_one_record_and_no_more_than_fit(wire: Wire) -> None:
     wire.api_good(0, s("t") + i32(0) + batch(*(message(b"v" * 1_000) for _ in range(20))))
-    for most, count in ((0, 1), (-1, 1), (1, 1), (1_000, 1), (17 + 2 * 1_024, 2), (17 + 3 * 1_024 - 1, 2), (1 << 20, 20)):
+    for most, count in (
+        (0, 1),
+        (-1, 1),
+        (1, 1),
+        (1_000, 1),
+        (17 + 2 * 1_024, 2),
+        (17 + 3 * 1_024 - 1, 2),
+        (1 << 20, 20),
+    ):
         payload = wire.api_good(1, api_fetch_payload("t", 0, 0, most))
         assert len(fetched(payload)[1]) == count, most
     assert [row.offset for row in fetched(wire.api_good(1, api_fetch_payload("t", 0, 18)))[1]] == [18, 19]

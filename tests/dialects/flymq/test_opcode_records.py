@@ -259,14 +259,13 @@ def test_a_large_record_comes_back_whole_from_both_consumes(wire: Wire) -> None:
 
 
 def test_the_largest_frame_is_taken_and_a_byte_more_closes(tmp_path: Path) -> None:
-    with Broker(tmp_path, frame_bytes_max=1_000_000) as broker:
-        with broker.connect() as wire:
-            payload = produce_payload("t", b"\0" * (1_000_000 - 15))
-            assert len(payload) == 1_000_000
-            assert Metadata.of(wire.good(op(0x01, payload))).offset == 0
-            wire.send(produce("t", b"last") + op(0x01, payload + b"\0")[:20])
-            assert wire.answer().opcode == 0x01
-            assert wire.is_closed_by_peer() == b""
+    with Broker(tmp_path, frame_bytes_max=1_000_000) as broker, broker.connect() as wire:
+        payload = produce_payload("t", b"\0" * (1_000_000 - 15))
+        assert len(payload) == 1_000_000
+        assert Metadata.of(wire.good(op(0x01, payload))).offset == 0
+        wire.send(produce("t", b"last") + op(0x01, payload + b"\0")[:20])
+        assert wire.answer().opcode == 0x01
+        assert wire.is_closed_by_peer() == b""
 
 
 @pytest.mark.parametrize("head", [b"\xaf\x02", b"\xaf\x00", b"\xaf\xff", b"\xfe\xff\xff\xff", b"GET "])

@@ -176,6 +176,16 @@ def test_what_was_just_produced_is_polled_though_its_flush_is_under_way(tmp_path
         )
 
 
+def test_a_partition_that_is_waited_for_and_has_nothing_is_followed_by_the_next(tmp_path: Path) -> None:
+    service = lambda engine: MiniKafkaService(engine, DEFAULTS["minikafka"])  # noqa: E731
+    with Broker(tmp_path / "slow", service, flush="acks") as broker:
+        broker.make_topic("t", 4)
+        peer = Peer(broker)
+        assert peer.send(b"TOPIC t d 1\nxt:g:0\nACK\n") == b"+OFFSET 0\n+MSG 0 1 0 d\nx\n+OK\n"
+        answers = peer.send(b"TOPIC t d 1\nyTOPIC t a 1\nzt:g:-1:0\n")
+        assert answers == b"+OFFSET 1\n+OFFSET 0\n+MSG 0 1 1 a\nz\n"
+
+
 def test_a_thousand_pipelined_polls_and_acks_are_answered_in_order(tmp_path: Path) -> None:
     service = lambda engine: MiniKafkaService(engine, DEFAULTS["minikafka"])  # noqa: E731
     with Broker(tmp_path / "slow", service, flush="acks") as broker:
@@ -241,7 +251,9 @@ def test_an_offset_is_set_in_all_partitions(peer: Peer, broker: Broker) -> None:
     assert peer.send(b"SET_OFFSET orders:g BEGIN\norders:g:3\n") == b"+OK\n+MSG 0 1 3 k\na\n"
     assert peer.send(b"SET_OFFSET orders:g 3\norders:g:-1\n") == b"+OK\n+EMPTY\n"
     assert peer.send(b"SET_OFFSET orders:g 9223372036854775807\norders:g:-1\n") == b"+OK\n+EMPTY\n"
+    assert [broker.committed("g", "orders", at) for at in range(4)] == [2**63 - 1] * 4
     assert peer.send(b"SET_OFFSET orders:g -5\norders:g:0\n") == b"+OK\n+MSG 0 1 0 k\na\n"
+    assert [broker.committed("g", "orders", at) for at in range(4)] == [0] * 4
 
 
 def test_an_offset_may_be_set_before_the_topic_is_there(peer: Peer, broker: Broker) -> None:

@@ -156,6 +156,16 @@ def test_where_the_listener_makes_no_topics_an_unknown_one_is_an_error(broker: B
     assert broker.engine.topic("orders") is None
 
 
+def test_a_topic_that_grows_or_goes_is_noticed(peer: Peer, broker: Broker) -> None:
+    broker.make_topic("orders", 1)
+    assert peer.send(produce(b"a", b"c")) == b"+OFFSET 0\n"
+    broker.wait(broker.engine.add_partitions([("orders", 4)], validate_only=False))
+    assert peer.send(produce(b"b", b"c")) == b"+OFFSET 0\n"
+    assert everything(broker, "orders") == [[(b"c", b"a")], [], [], [(b"c", b"b")]]
+    broker.wait(broker.engine.delete_topics(["orders"]))
+    assert peer.send(produce(b"x", b"c") + b"orders:g:-1\n") == b"+OFFSET 0\n+MSG 0 1 3 c\nx\n"
+
+
 # ---- runs --------------------------------------------------------------------------------------------------------------
 
 
@@ -240,6 +250,12 @@ def test_a_key_goes_where_java_puts_it(key: bytes, partitions: int) -> None:
 @pytest.mark.parametrize(("key", "value"), [(b"", 0), (b"a", 97), (b"hello", 99162322), (b"k1", 3366), (b"\xff", 255)])
 def test_known_hashes(key: bytes, value: int) -> None:
     assert java_hash(key) == value
+
+
+@pytest.mark.parametrize("size", [64, 65, 1_023, 1_024, 1_025, 2_048, 5_000])
+def test_long_keys_go_where_java_puts_them(size: int) -> None:
+    key = bytes((at * at + 7) % 251 for at in range(size))
+    assert partition_of(key, 1_009) == abs(java_hash_code(key)) % 1_009
 
 
 def test_the_smallest_hash_has_no_negative_partition(peer: Peer, broker: Broker) -> None:

@@ -107,6 +107,7 @@ def test_a_connection_that_closes_forgets_what_waited(shared: Broker) -> None:
     pending = [session.perform(request) for request in fed.requests]
     session.closed()
     shared.wait(pending[0])
+    shared.make_topic("later")
     assert shared.engine.topic("fresh") is not None
     assert shared.engine.topic("gone") is None
     assert not pending[1].done

@@ -333,6 +333,7 @@ def test_a_connection_that_closes_forgets_what_waited(broker: Broker) -> None:
     waiting = [session.perform(request) for request in session.feed(sent).requests]
     session.closed()
     broker.wait(waiting[0])
+    broker.make_topic("later")
     assert broker.engine.topic("fresh") is not None
     assert broker.engine.topic("gone") is None
     assert not waiting[1].done

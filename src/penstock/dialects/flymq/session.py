@@ -48,7 +48,7 @@ _PRODUCE_VERSIONS = tuple(version.to_bytes(2, "big") for version in VERSIONS)
 
 
 class FlyMQSession:
-    __slots__ = ("_lanes", "_service", "_subscriptions", "client_host")
+    __slots__ = ("_is_closed", "_lanes", "_service", "_subscriptions", "client_host")
 
     multiplexes = True
 
@@ -57,6 +57,7 @@ class FlyMQSession:
         self.client_host = client_host
         self._lanes: dict[int | None, Lane] = {}
         self._subscriptions: set[tuple[str, str]] = set()
+        self._is_closed = False
 
     # ------------------------------------------------------------------------------------------------ bytes in
 
@@ -285,7 +286,7 @@ class FlyMQSession:
     def subscribe(self, topic: str, group: str) -> None:
         """This connection is a member of the pair until it goes."""
         pair = topic, group
-        if pair in self._subscriptions:
+        if pair in self._subscriptions or self._is_closed:
             return
         if len(self._subscriptions) >= SUBSCRIPTIONS_MAX:
             raise BrokerError(Fault.POLICY_VIOLATION, f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions")
@@ -293,6 +294,7 @@ class FlyMQSession:
         self._service.subscribed(topic, group)
 
     def closed(self) -> None:
+        self._is_closed = True
         self._service.unsubscribed(self._subscriptions)
         self._subscriptions.clear()
 

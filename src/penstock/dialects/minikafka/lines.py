@@ -179,10 +179,8 @@ def error(text: str) -> bytes:
 
 # ----------------------------------------------------------------------------------------------------------- partitions
 
-_POWERS = [1]
-for _ in range(LINE_BYTES_MAX):
-    _POWERS.append(_POWERS[-1] * 31 & 0xFFFFFFFF)
-
+_POWERS = [pow(31, exponent, 2**32) for exponent in range(1_025)]
+_HASHED_BYTES = len(_POWERS) - 1
 _CACHED_KEY_BYTES_MAX = 64
 
 
@@ -196,7 +194,10 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 def java_hash(key: bytes) -> int:
     """The absolute value of the hash of the key's Latin-1 characters."""
-    value: int = sum(map(mul, key[::-1], _POWERS)) & 0xFFFFFFFF
+    value = 0
+    for start in range(0, len(key), _HASHED_BYTES):
+        part = key[start : start + _HASHED_BYTES]
+        value = (value * _POWERS[len(part)] + sum(map(mul, part[::-1], _POWERS))) & 0xFFFFFFFF
     return value if value < 2**31 else 2**32 - value
 
 

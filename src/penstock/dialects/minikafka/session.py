@@ -101,7 +101,6 @@ class MiniKafkaSession:
             value: Bytes = window[start - base : stop - base]
             if len(value) < length:
                 value = view[start:stop]
-                base, window = stop, bytes(view[stop : stop + WINDOW_BYTES])
             if run is None or run.topic != topic:
                 run = ProduceRun(topic)
                 requests.append(run)

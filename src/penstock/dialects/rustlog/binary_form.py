@@ -159,16 +159,15 @@ def _utf8_text(error: UnicodeDecodeError) -> str:
     return f"invalid utf-8 sequence of {error.end - error.start} bytes from index {error.start}"
 
 
-def read_produce(data: Bytes, at: int, stop: int) -> tuple[str, int, list[Bytes], ProduceHead | None]:
-    """Topic, partition and records of a Produce whose type is at `at`; a head when more frames may begin like it."""
+def read_produce(data: Bytes, at: int, stop: int) -> tuple[str, int, list[Bytes], bytes | None]:
+    """Topic, partition and records of a Produce whose type is at `at`; with a single record, what comes before it."""
     fields = _Fields(data, at + 1, stop)
     topic = fields.text("topic")
     partition = fields.u32("partition")
     count = fields.u32("record count")
     prefix_end = fields.at
     values = fields.records(count)
-    head = ProduceHead(bytes(data[at:prefix_end]), topic, partition) if count == 1 else None
-    return topic, partition, values, head
+    return topic, partition, values, bytes(data[at:prefix_end]) if count == 1 else None
 
 
 def read_request(data: Bytes, at: int, stop: int) -> Request:

@@ -64,11 +64,13 @@ def _holding(result: Any) -> Any:
 
 
 class RustLogSession:
-    __slots__ = ("_form", "_head", "_service", "_turn")
+    __slots__ = ("_form", "_head", "_prefix", "_service", "_turn")
 
     def __init__(self, service: RustLogService, client_host: str = "") -> None:
         self._service = service
         self._form = Form.BINARY
+        self._prefix: bytes | None = None
+        """What the last single-record produce began with: at the second in a row there will be more."""
         self._head: ProduceHead | None = None
         self._turn: deque[tuple[Request, Pending[Any]]] | None = None
         """Requests that wait for a topic to be made; None when none is being made."""
@@ -104,32 +106,33 @@ class RustLogSession:
             if stop > end:
                 needed = SIZE_BYTES + size
                 break
-            self._cut(data, start, stop, requests)
+            if data[start] == _OPENING_BRACE:
+                self._cut_json(data[start:stop], requests)
+            else:
+                self._cut_binary(data, start, stop, requests)
             at = stop
         self._service.bytes_in += at
         return Fed(at, needed, requests, fatal)
 
-    def _cut(self, data: Bytes, start: int, stop: int, requests: list[Request]) -> None:
-        """Add the request of one payload to those before it."""
-        first = data[start]
-        if first == _OPENING_BRACE:
-            self._form = Form.JSON
-            self._cut_json(data[start:stop], requests)
-            return
+    def _cut_binary(self, data: Bytes, start: int, stop: int, requests: list[Request]) -> None:
+        """Add the request of a binary payload to those before it."""
         self._form = Form.BINARY
         try:
-            if first != binary_form.PRODUCE:
+            if data[start] != binary_form.PRODUCE:
                 requests.append(binary_form.read_request(data, start, stop))
                 return
-            topic, partition, values, head = binary_form.read_produce(data, start, stop)
+            topic, partition, values, prefix = binary_form.read_produce(data, start, stop)
         except DecodeError as error:
             requests.append(Ready(binary_form.decode_failed(str(error))))
             return
-        if head is not None:
-            self._head = head
+        if prefix is not None and prefix == self._prefix:
+            self._head = ProduceHead(prefix, topic, partition)
+        self._prefix = prefix
         _add_produce(requests, Form.BINARY, topic, partition, values)
 
     def _cut_json(self, payload: Bytes, requests: list[Request]) -> None:
+        """Add the request of a JSON payload to those before it."""
+        self._form = Form.JSON
         try:
             request = json_form.read_request(payload)
             if not isinstance(request, json_form.ProduceBody):

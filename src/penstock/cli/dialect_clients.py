@@ -1,0 +1,254 @@
+"""The small clients of the other dialects, behind the few methods that `produce` and `consume` need of them.
+
+Five of them differ in two ways only: what they call things, and whether a reader says the offset (`_ByOffset` keeps it) or
+the broker keeps it for a group (MiniKafka). What is asked of them is `DialectClient`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+
+class Pair(NamedTuple):
+    key: bytes
+    value: bytes
+
+
+class Found(NamedTuple):
+    partition: int
+    offset: int
+    key: bytes
+    value: bytes
+
+
+class Groups(enum.Enum):
+    """Whether one reads a dialect in a group."""
+
+    NEVER = enum.auto()
+    MAY = enum.auto()
+    MUST = enum.auto()
+
+
+class DialectClient(Protocol):
+    @property
+    def failure(self) -> type[Exception]:
+        """What it raises for an answer that is an error."""
+
+    @property
+    def carries_keys(self) -> bool: ...
+
+    @property
+    def takes_partitions(self) -> bool:
+        """Whether a producer says where a record goes; else its key does."""
+
+    @property
+    def groups(self) -> Groups: ...
+
+    @property
+    def records_per_commit(self) -> int:
+        """How many records may be read before `commit`."""
+
+    def produce(self, topic: str, partition: int | None, records: Sequence[Pair]) -> None:
+        """Append them in order; returns when every one is acknowledged. ValueError when one fits no request: then none
+        has left."""
+
+    def read(self, topic: str, partitions: list[int] | None, group: str | None, start: int) -> Iterator[Found]:
+        """To the end of the log, from where the group is, or `start` where it committed nothing. Without partitions all
+        there are, as far as the dialect can say. Called again it goes on behind what it gave."""
+
+    def commit(self) -> None:
+        """What `read` gave so far is done with, for its group."""
+
+    def close(self) -> None: ...
+
+
+class _Source(Protocol):
+    """A dialect in which the reader says the offset."""
+
+    @property
+    def failure(self) -> type[Exception]: ...
+
+    @property
+    def carries_keys(self) -> bool: ...
+
+    @property
+    def groups(self) -> Groups: ...
+
+    def produce(self, topic: str, partition: int | None, records: Sequence[Pair]) -> None: ...
+
+    def records(self, topic: str, partition: int, offset: int) -> Iterator[tuple[int, bytes, bytes]]:
+        """Offset, key and value, over offsets that are gone, to the end of the log."""
+
+    def partitions(self, topic: str) -> list[int]: ...
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None: ...
+
+    def commit(self, group: str, topic: str, partition: int, offset: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _ByOffset:
+    """Keeps where a reader is in each partition."""
+
+    takes_partitions = True
+    records_per_commit = 1_000
+
+    def __init__(self, source: _Source) -> None:
+        self._source = source
+        self.failure, self.carries_keys, self.groups = source.failure, source.carries_keys, source.groups
+        self.produce, self.close = source.produce, source.close
+        self._next: dict[int, int] | None = None
+        self._uncommitted: dict[tuple[str, str, int], int] = {}
+
+    def read(self, topic: str, partitions: list[int] | None, group: str | None, start: int) -> Iterator[Found]:
+        if self._next is None:
+            chosen = partitions or self._source.partitions(topic)
+            self._next = {partition: self._first(topic, partition, group, start) for partition in chosen}
+        for partition, first in self._next.items():
+            for offset, key, value in self._source.records(topic, partition, first):
+                self._next[partition] = offset + 1
+                if group is not None:
+                    self._uncommitted[group, topic, partition] = offset + 1
+                yield Found(partition, offset, key, value)
+
+    def _first(self, topic: str, partition: int, group: str | None, start: int) -> int:
+        committed = None if group is None else self._source.committed(group, topic, partition)
+        return start if committed is None else committed
+
+    def commit(self) -> None:
+        for where, offset in self._uncommitted.items():
+            self._source.commit(*where, offset)
+        self._uncommitted.clear()
+
+
+# ---------------------------------------------------------------------------------------------- the dialects
+
+
+class _FluxGo:
+    carries_keys = False
+    groups = Groups.MAY
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        from penstock.client.fluxgo import FluxGoClient, FluxGoError
+
+        self._client = client = FluxGoClient(host, port, timeout_s)
+        self.failure = FluxGoError
+        self.committed, self.commit, self.close = client.fetch_offset, client.commit, client.close
+
+    def produce(self, topic: str, partition: int | None, records: Sequence[Pair]) -> None:
+        self._client.produce_many(topic, partition or 0, [record.value for record in records])
+
+    def records(self, topic: str, partition: int, offset: int) -> Iterator[tuple[int, bytes, bytes]]:
+        for at, value in self._client.records(topic, partition, offset):
+            yield at, b"", value
+
+    def partitions(self, topic: str) -> list[int]:
+        """FluxGo lists nothing, but says which partition is not there."""
+        from penstock.client.fluxgo import TOPIC_NOT_FOUND, FluxGoError
+
+        found: list[int] = []
+        for partition in count():
+            try:
+                self._client.consume(topic, partition, 0)
+            except FluxGoError as error:
+                if error.code == TOPIC_NOT_FOUND:
+                    if not found:
+                        raise
+                    break
+            found.append(partition)
+        return found
+
+
+class _RustLog:
+    carries_keys = False
+    groups = Groups.MAY
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        from penstock.client.rustlog import RustLogClient, RustLogError
+
+        self._client = client = RustLogClient(host, port, timeout_s)
+        self.failure = RustLogError
+        self.committed, self.commit, self.close = client.fetch_offset, client.commit, client.close
+
+    def produce(self, topic: str, partition: int | None, records: Sequence[Pair]) -> None:
+        self._client.produce_many(topic, partition or 0, [record.value for record in records])
+
+    def records(self, topic: str, partition: int, offset: int) -> Iterator[tuple[int, bytes, bytes]]:
+        for at, value in self._client.records(topic, partition, offset):
+            yield at, b"", value
+
+    def partitions(self, topic: str) -> list[int]:
+        return sorted(self._client.high_watermarks(topic))
+
+
+class _Day1:
+    carries_keys = True
+    groups = Groups.NEVER
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        from penstock.client.day1 import Day1Client, Day1Error
+
+        self._client = Day1Client(host, port, timeout_s)
+        self.failure = Day1Error
+        self.records, self.close = self._client.records, self._client.close
+
+    def produce(self, topic: str, partition: int | None, records: Sequence[Pair]) -> None:
+        self._client.produce_many(topic, partition or 0, records)
+
+    def partitions(self, topic: str) -> list[int]:
+        """Day1 has no word for them: a partition that is not there is an empty one."""
+        return [0]
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        return None
+
+    def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """Nothing to commit to: `groups` is NEVER."""
+
+
+class _MiniKafka:
+    """The broker keeps the group's place, and gives the same message until it is acknowledged."""
+
+    carries_keys = True
+    takes_partitions = False
+    groups = Groups.MUST
+    records_per_commit = 1
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        from penstock.client.minikafka import MiniKafkaClient, MiniKafkaError
+
+        self._client = MiniKafkaClient(host, port, timeout_s)
+        self.failure = MiniKafkaError
+        self.close = self._client.close
+        self._unacknowledged = False
+
+    def produce(self, topic: str, partition: int | None, records: Sequence[Pair]) -> None:
+        self._client.produce_many(topic, records)
+
+    def read(self, topic: str, partitions: list[int] | None, group: str | None, start: int) -> Iterator[Found]:
+        from penstock.client.minikafka import ALL_PARTITIONS
+
+        for partition in partitions or [ALL_PARTITIONS]:
+            while (message := self._client.consume(topic, group or "", partition)) is not None:
+                self._unacknowledged = True
+                yield Found(message.partition, message.offset, message.key, message.value)
+
+    def commit(self) -> None:
+        if self._unacknowledged:
+            self._client.ack()
+            self._unacknowledged = False
+
+
+CLIENTS: Mapping[str, Callable[[str, int, float], DialectClient]] = MappingProxyType(
+    {
+        "fluxgo": lambda *where: _ByOffset(_FluxGo(*where)),
+        "minikafka": _MiniKafka,
+        "rustlog": lambda *where: _ByOffset(_RustLog(*where)),
+        "day1": lambda *where: _ByOffset(_Day1(*where)),
+    }
+)

@@ -1,0 +1,242 @@
+"""What topic configs make the broker do by itself: segments, retention, flushes, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.broker import housekeeping
+from penstock.broker.embedded import EmbeddedEngine, EngineSettings
+from penstock.broker.engine import NewTopic
+from penstock.model.errors import Fault
+from penstock.model.topic_config import KEYS
+from penstock.records.builder import NewRecord, build_batch
+from penstock.storage.data_directory import DataDirectory
+from penstock.storage.files import Disk
+from penstock.storage.log import PartitionLog
+from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, until
+from tests.storage.logs import read_all
+
+HOUR_MS = 3_600_000
+
+
+class QuickDisk(Disk):
+    """Real files, without waiting for the platter."""
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+    def replace_whole(self, path: Path, data: object, *, durable: bool = True) -> None:
+        super().replace_whole(path, data, durable=False)  # type: ignore[arg-type]
+
+
+def log_of(engine: EmbeddedEngine, topic: str = "t", partition: int = 0) -> PartitionLog:
+    found = engine.partition(topic, partition)
+    assert found is not None
+    assert found.log is not None
+    return found.log
+
+
+async def write(engine: EmbeddedEngine, *values: bytes) -> None:
+    for value in values:
+        (done,) = await answer_of(engine.append("t", 0, [batch_of(value)], -1))
+        assert done.fault is Fault.NONE, done
+
+
+async def alter(engine: EmbeddedEngine, **configs: str) -> None:
+    changes = {name.replace("_", "."): value for name, value in configs.items()}
+    (done,) = await answer_of(engine.alter_configs({"t": changes}, validate_only=False))
+    assert done.fault is Fault.NONE, done.text
+
+
+def test_altered_configs_act_on_the_next_append(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_on(tmp_path, QuickDisk()) as engine:
+            await write(engine, b"x" * 100, b"x" * 100)
+            assert len(log_of(engine).segments) == 1
+            await alter(engine, segment_bytes="200")
+            await write(engine, b"x" * 100, b"x" * 100)
+            assert len(log_of(engine).segments) == 3
+            await alter(engine, max_message_bytes="150")
+            (refused,) = await answer_of(engine.append("t", 0, [batch_of(b"x" * 100)], -1))
+            assert refused.fault is Fault.MESSAGE_TOO_LARGE
+
+    asyncio.run(run())
+
+
+def test_retention_by_size_acts_at_every_roll_and_deletes_files_once_the_start_is_safe(tmp_path: Path) -> None:
+    configs = {"segment.bytes": "200", "retention.bytes": "500", "file.delete.delay.ms": "0"}
+
+    async def run() -> None:
+        disk = QuickDisk()
+        async with engine_on(tmp_path, disk, configs=configs) as engine:
+            await write(engine, *[b"%d" % n * 50 for n in range(9)], b"last")
+            log = log_of(engine)
+            assert log.log_start_offset > 0
+            assert 500 <= log.size_bytes <= 500 + 2 * 200
+            await engine.housekeeping.checkpoint()
+            await engine.housekeeping.retain()
+            kept = {f"{segment.base_offset:020d}.log" for segment in log.segments}
+            assert {path.name for path in (tmp_path / "t-0").glob("*.log*")} == kept
+            assert read_all(log, disk)[-1][2] == b"last"
+            start = log.log_start_offset
+        async with engine_on(tmp_path, disk) as engine:
+            assert log_of(engine).log_start_offset == start
+
+    asyncio.run(run())
+
+
+def test_retention_by_time_acts_in_the_background(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_on(
+            tmp_path,
+            QuickDisk(),
+            configs={"segment.bytes": "200", "retention.ms": str(HOUR_MS)},
+            retention_check_interval_ms=20,
+        ) as engine:
+            await write(engine, *[b"%d" % n * 50 for n in range(6)])
+            log = log_of(engine)
+            assert log.log_start_offset == 0
+            for segment in log.segments[:2]:
+                segment.max_timestamp -= 2 * HOUR_MS
+            third = log.segments[2].base_offset
+            await until(lambda: log.log_start_offset == third)
+
+    asyncio.run(run())
+
+
+def test_a_clock_that_jumped_deletes_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        configs = {"segment.bytes": "200", "retention.ms": str(HOUR_MS)}
+        async with engine_on(tmp_path, QuickDisk(), configs=configs) as engine:
+            await write(engine, *[b"%d" % n * 50 for n in range(6)])
+            real = engine.housekeeping._now_ms
+            engine.housekeeping._now_ms = lambda: real() + 10 * 365 * 24 * HOUR_MS
+            await engine.housekeeping.retain()
+            assert log_of(engine).log_start_offset == 0
+            engine.housekeeping._now_ms = real
+            await engine.housekeeping.retain()
+            assert engine.housekeeping.retention_paused
+            assert log_of(engine).log_start_offset == 0
+
+    asyncio.run(run())
+
+
+def test_a_compacted_topic_keeps_its_segments(tmp_path: Path) -> None:
+    async def run() -> None:
+        configs = {"segment.bytes": "200", "retention.ms": "0", "retention.bytes": "0", "cleanup.policy": "compact"}
+        async with engine_on(tmp_path, QuickDisk(), configs=configs) as engine:
+            for n in range(6):
+                view = memoryview(build_batch([NewRecord(time.time_ns() // 10**6, b"key%d" % n, b"v" * 50)]))
+                (done,) = await answer_of(engine.append("t", 0, [view], -1))
+                assert done.fault is Fault.NONE
+            await engine.housekeeping.retain()
+            assert log_of(engine).log_start_offset == 0
+
+    asyncio.run(run())
+
+
+def test_flush_messages_flushes_after_so_many_records(tmp_path: Path) -> None:
+    disk = CueDisk()
+
+    async def run() -> None:
+        configs = {"penstock.flush": "os", "flush.messages": "3"}
+        async with engine_on(tmp_path, disk, configs=configs) as engine:
+            disk.synced.clear()
+            await write(engine, b"a", b"b")
+            assert log_of(engine).flushed_offset == 0
+            await write(engine, b"c")
+            await until(lambda: log_of(engine).flushed_offset == 3)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("policy", "extra"), [("interval", {}), ("os", {"flush.ms": "10"})])
+def test_timed_flushes_come_by_themselves(tmp_path: Path, policy: str, extra: dict[str, str]) -> None:
+    async def run() -> None:
+        configs = {"penstock.flush": policy, **extra}
+        async with engine_on(tmp_path, CueDisk(), configs=configs, flush_interval_ms=10) as engine:
+            await write(engine, b"a")
+            await until(lambda: log_of(engine).flushed_offset == 1)
+
+    asyncio.run(run())
+
+
+def test_the_flush_policy_of_a_topic_goes_before_the_brokers(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_on(tmp_path, CueDisk(), configs={"penstock.flush": "os"}, flush="always") as engine:
+            partition = engine.partition("t", 0)
+            assert partition is not None
+            assert (partition.durable, partition.waits_always) == (False, False)
+            await alter(engine, penstock_flush="always")
+            assert (partition.durable, partition.waits_always) == (True, True)
+
+    asyncio.run(run())
+
+
+def test_every_config_is_read_somewhere() -> None:
+    """A config that nothing reads would be a promise that nothing keeps."""
+    source = Path(housekeeping.__file__).parents[1]
+    code = "".join(
+        path.read_text() for path in source.rglob("*.py") if path.name not in ("topic_config.py", "configs.py")
+    )
+    only_one_value = {"compression_type", "min_insync_replicas", "preallocate", "unclean_leader_election_enable"}
+    read_by_name = {"cleanup_policy", "message_timestamp_type"}
+    unread = {key.field for key in KEYS.values() if f".{key.field}" not in code}
+    assert unread <= only_one_value | read_by_name
+
+
+def test_a_checkpoint_stores_indexes_snapshots_and_recovery_points(tmp_path: Path) -> None:
+    async def run() -> None:
+        disk = QuickDisk()
+        async with engine_on(tmp_path, disk, configs={"index.interval.bytes": "100"}) as engine:
+            for n in range(10):
+                view = batch_of(b"x" * 100, producer_id=5, producer_epoch=0, base_sequence=n)
+                (done,) = await answer_of(engine.append("t", 0, [view], -1))
+                assert done.fault is Fault.NONE
+            await engine.housekeeping.checkpoint()
+            log = log_of(engine)
+            assert len(log.active.offsets.path.read_bytes()) >= 8 * 5
+            assert (log.directory / "00000000000000000010.snapshot").exists(), "though there were index entries too"
+            for _ in range(3):
+                view = batch_of(b"x" * 100, producer_id=5, producer_epoch=0, base_sequence=log.log_end_offset)
+                await answer_of(engine.append("t", 0, [view], -1))
+                await engine.housekeeping.checkpoint()
+            names = sorted(path.name for path in log.directory.glob("*.snapshot"))
+            assert names == ["00000000000000000012.snapshot", "00000000000000000013.snapshot"]
+        (tmp_path / "clean-stop").unlink()
+        directory = DataDirectory(tmp_path)
+        assert directory._bounds is not None
+        assert directory._bounds["t-0"].recovery_point == 13
+        directory.close([], clean=False)
+
+    asyncio.run(run())
+
+
+def test_a_thousand_partitions_live_on_64_open_files(tmp_path: Path) -> None:
+    partitions = 1_000
+
+    async def run(start: int) -> None:
+        disk = QuickDisk()
+        engine = EmbeddedEngine(DataDirectory(tmp_path, disk=disk, open_files_max=64), EngineSettings(flush="os"))
+        engine.start()
+        if start == 0:
+            (made,) = await answer_of(engine.create_topics([NewTopic("many", partitions)], validate_only=False))
+            assert made.fault is Fault.NONE
+        before = len(os.listdir("/proc/self/fd"))
+        for partition in range(partitions):
+            (done,) = await answer_of(engine.append("many", partition, [batch_of(b"%d" % partition)], 1))
+            assert (done.fault, done.base_offset) == (Fault.NONE, start)
+        assert len(os.listdir("/proc/self/fd")) <= before + 64 + 16
+        assert len(engine.directory.files) <= 64
+        for partition in range(0, partitions, 7):
+            rows = read_all(log_of(engine, "many", partition), disk)
+            assert [value for _, _, value in rows] == [b"%d" % partition] * (start + 1)
+        await engine.stop()
+
+    asyncio.run(run(0))
+    asyncio.run(run(1))

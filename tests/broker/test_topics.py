@@ -1,0 +1,259 @@
+"""Topics are created, grown, changed and deleted so that a crash at any step leaves the old state or the new one."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from penstock.broker import catalogue
+from penstock.broker.catalogue import TopicEntry
+from penstock.broker.embedded import EngineSettings
+from penstock.broker.engine import NewTopic, TopicResult
+from penstock.broker.opening import open_partitions
+from penstock.broker.topics import Topics
+from penstock.model.errors import Fault, StartError
+from penstock.model.ids import TopicName, TopicPartition
+from penstock.storage.data_directory import DataDirectory
+from penstock.storage.files import Disk
+from penstock.storage.log import PartitionLog
+from tests.broker.failing_disk import answer_of, batch_of, engine_on
+from tests.storage.logs import NOW_MS, append, crash, flush, values_of
+from tests.storage.simulated_disk import PowerCut, SimulatedDisk
+
+VALUES = [b"one", b"two", b"three"]
+Change = Callable[[Topics], Coroutine[Any, Any, list[TopicResult]]]
+State = dict[str, tuple[int, dict[str, str]]]
+"""Topic to partitions and configs."""
+
+
+class Broker:
+    """A data directory with its topics, and no more of a broker than those need."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self.disk = disk
+        self.logs: dict[str, PartitionLog] = {}
+        self.directory = DataDirectory(disk.root, disk=disk)
+        try:
+            self.topics = Topics(self.directory, EngineSettings(), self._publish, self._withdraw, lambda _: None)
+            opened = open_partitions(
+                self.directory,
+                self.topics.entries(),
+                self.topics.config_of,
+                "acks",
+                self.directory.leader_epoch,
+                lambda _: None,
+                NOW_MS,
+            )
+            for partition in opened.partitions:
+                assert partition.log is not None, f"{partition.id}: {partition.reason}"
+                self.logs[str(partition.id)] = partition.log
+        except BaseException:
+            crash(self.directory)
+            raise
+
+    def _publish(self, partition_id: TopicPartition, log: PartitionLog) -> None:
+        self.logs[str(partition_id)] = log
+
+    def _withdraw(self, partition_id: TopicPartition) -> None:
+        log = self.logs.pop(str(partition_id))
+        self.directory.files.forget(path for segment in log.segments for path in segment.paths())
+
+    def state(self) -> State:
+        return {entry.name: (entry.partitions, dict(entry.configs)) for entry in self.topics.entries()}
+
+    def write(self, folder: str) -> None:
+        append(self.logs[folder], VALUES, epoch=self.directory.leader_epoch)
+        flush(self.logs[folder], self.disk)
+
+
+def prepared(root: Path) -> SimulatedDisk:
+    """Two topics with records, and one that was deleted by half: its folder is there, but no catalogue names it."""
+    disk = SimulatedDisk(root)
+    broker = Broker(disk)
+    topics = [NewTopic("old", 2), NewTopic("other", 1), NewTopic("half", 1)]
+    asyncio.run(broker.topics.create(topics, validate_only=False))
+    for folder in ("old-0", "old-1", "other-0", "half-0"):
+        broker.write(folder)
+    entries = {entry.name: entry for entry in broker.topics.entries() if entry.name != "half"}
+    broker.directory.write_state(catalogue.FILE_NAME, catalogue.encode(entries))
+    crash(broker.directory)
+    return disk
+
+
+CHANGES: dict[str, tuple[Change, Callable[[State], State]]] = {
+    "create": (
+        lambda topics: topics.create([NewTopic("new", 2), NewTopic("half", 1)], validate_only=False),
+        lambda state: {**state, "new": (2, {}), "half": (1, {})},
+    ),
+    "delete": (
+        lambda topics: topics.delete(["old"]),
+        lambda state: {name: row for name, row in state.items() if name != "old"},
+    ),
+    "grow": (
+        lambda topics: topics.add_partitions([("old", 4)], validate_only=False),
+        lambda state: {**state, "old": (4, {})},
+    ),
+    "alter": (
+        lambda topics: topics.alter_configs({"old": {"retention.ms": "5000"}}, validate_only=False),
+        lambda state: {**state, "old": (2, {"retention.ms": "5000"})},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_crash_at_any_step_leaves_the_old_state_or_the_new_one(tmp_path: Path, name: str) -> None:
+    change, expected = CHANGES[name]
+    disk = prepared(tmp_path)
+    steps = 0
+    done = False
+    while not done:
+        broker = Broker(disk.copy())
+        before = broker.state()
+        broker.disk.changes_left = steps
+        try:
+            results = asyncio.run(change(broker.topics))
+            done = True
+            assert all(result.fault is Fault.NONE for result in results), results
+            assert broker.state() == expected(before)
+        except PowerCut:
+            pass
+        crash(broker.directory)
+        broker.disk.changes_left = None
+        for seed in range(6):
+            found = broker.disk.copy() if seed == 0 else broker.disk.after_cut(Random(seed))
+            check(found, before, expected(before), done=done)
+        steps += 1
+    assert steps > 4
+
+
+def check(disk: SimulatedDisk, before: State, after: State, *, done: bool) -> None:
+    """A start on what a crash left, and the same change once more."""
+    broker = Broker(disk)
+    state = broker.state()
+    assert state == after if done else state in (before, after)
+    for folder, log in broker.logs.items():
+        old = folder in ("old-0", "old-1", "other-0")
+        assert values_of(log, disk) == (VALUES if old else []), folder
+        if not old:
+            broker.write(folder)
+            assert values_of(log, disk) == VALUES
+    for entry in broker.topics.entries():
+        for at in range(entry.partitions):
+            metadata = disk.read_whole(disk.root / f"{entry.name}-{at}" / "partition.metadata")
+            assert metadata.startswith(b"version: 0\ntopic_id: ")
+    crash(broker.directory)
+
+
+def test_a_topic_made_again_under_its_old_name_has_another_id_and_no_old_records(tmp_path: Path) -> None:
+    broker = Broker(prepared(tmp_path))
+    old = broker.topics.get("old")
+    assert old is not None
+
+    async def delete_and_create() -> TopicResult:
+        await broker.topics.delete(["old"])
+        (made,) = await broker.topics.create([NewTopic("old", 1)], validate_only=False)
+        return made
+
+    made = asyncio.run(delete_and_create())
+    assert made.topic_id != old.id
+    assert broker.topics.name_of(old.id.bytes) is None
+    assert values_of(broker.logs["old-0"], broker.disk) == []
+    broker.write("old-0")
+    crash(broker.directory)
+    again = Broker(broker.disk)
+    assert values_of(again.logs["old-0"], again.disk) == VALUES
+    crash(again.directory)
+
+
+def test_a_change_that_finds_no_room_changes_nothing(tmp_path: Path) -> None:
+    class FullDisk(SimulatedDisk):
+        def replace_whole(self, path: Path, data: Any, *, durable: bool = True) -> None:
+            raise OSError(28, "No space left on device")
+
+    disk = prepared(tmp_path)
+    broker = Broker(disk)
+    before = broker.state()
+    disk.__class__ = FullDisk
+    for change, _ in CHANGES.values():
+        results = asyncio.run(change(broker.topics))
+        assert {result.fault for result in results} == {Fault.STORAGE_ERROR}
+        assert "No space left" in str(results[0].text)
+        assert broker.state() == before
+    disk.__class__ = SimulatedDisk
+    crash(broker.directory)
+    again = Broker(disk)
+    assert again.state() == before
+    crash(again.directory)
+
+
+def test_validate_only_changes_nothing(tmp_path: Path) -> None:
+    broker = Broker(prepared(tmp_path))
+    before, files = broker.state(), broker.disk.files()
+
+    async def ask() -> list[TopicResult]:
+        return [
+            *await broker.topics.create([NewTopic("new", 2)], validate_only=True),
+            *await broker.topics.add_partitions([("old", 4)], validate_only=True),
+            *await broker.topics.alter_configs({"old": {"retention.ms": "5"}}, validate_only=True),
+        ]
+
+    assert {result.fault for result in asyncio.run(ask())} == {Fault.NONE}
+    assert (broker.state(), broker.disk.files()) == (before, files)
+    crash(broker.directory)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..", "x" * 250, "a\0b", "ü", "a b"])
+def test_a_name_that_is_not_valid_makes_no_file(tmp_path: Path, name: str) -> None:
+    broker = Broker(SimulatedDisk(tmp_path))
+    files = broker.disk.files()
+    (result,) = asyncio.run(broker.topics.create([NewTopic(name, 1)], validate_only=False))
+    assert result.fault is Fault.INVALID_TOPIC
+    assert broker.disk.files() == files
+    crash(broker.directory)
+
+
+def test_a_name_of_249_characters_is_a_topic(tmp_path: Path) -> None:
+    name = "x" * 249
+
+    async def run() -> None:
+        async with engine_on(tmp_path, Disk(), topic=name) as engine:
+            (done,) = await answer_of(engine.append(name, 0, [batch_of(b"v")], -1))
+            assert done.fault is Fault.NONE
+            (gone,) = await answer_of(engine.delete_topics([name]))
+            assert gone.fault is Fault.NONE
+
+    asyncio.run(run())
+    assert not list(tmp_path.glob("x*"))
+
+
+def test_each_topic_of_a_request_has_its_own_answer(tmp_path: Path) -> None:
+    broker = Broker(prepared(tmp_path))
+    asked = [
+        (NewTopic("old", 1), Fault.TOPIC_EXISTS),
+        (NewTopic("fine", 1), Fault.NONE),
+        (NewTopic("twice", 1), Fault.INVALID_REQUEST),
+        (NewTopic("twice", 1), Fault.INVALID_REQUEST),
+        (NewTopic("none", 0), Fault.INVALID_PARTITIONS),
+        (NewTopic("copies", 1, 3), Fault.INVALID_REPLICATION_FACTOR),
+        (NewTopic("config", 1, 1, {"retention.ms": "soon"}), Fault.INVALID_CONFIG),
+    ]
+    results = asyncio.run(broker.topics.create([topic for topic, _ in asked], validate_only=False))
+    assert [(result.name, result.fault) for result in results] == [(topic.name, fault) for topic, fault in asked]
+    assert broker.topics.get("fine") is not None
+    crash(broker.directory)
+
+
+def test_the_catalogue_is_read_back_as_it_was_written() -> None:
+    entry = TopicEntry(TopicName("a"), uuid.uuid4(), 3, {"retention.ms": "1"})
+    assert catalogue.decode(catalogue.encode({entry.name: entry})) == {entry.name: entry}
+    assert catalogue.decode(None) == {}
+    with pytest.raises(StartError, match="version 2"):
+        catalogue.decode(b'{"version":2,"topics":[]}')
+    with pytest.raises(StartError, match="not readable"):
+        catalogue.decode(b'{"version":1,"topics":[{"name":"a"}]}')
