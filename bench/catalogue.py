@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bench import dialects
+from bench import dialects, groups
 from bench.clients import clients
+from bench.compaction import compaction
 from bench.fetch import bulk_fetch, cold_fetch
 from bench.produce import bulk_produce, connections, durable_produce, single_produce
 from bench.scale import big_start, idle_connections, segment_growth
@@ -19,6 +20,11 @@ SCENARIOS = (
     Scenario("idle-connections", "Idle connections", idle_connections),
     Scenario("segment-growth", "A log of many segments", segment_growth),
     Scenario("clients", "confluent-kafka", clients),
+    Scenario("read-committed", "Bulk fetch, read_committed against read_uncommitted", groups.read_committed),
+    Scenario("consumers", "Produce beside 500 consumers in 50 groups", groups.consumers),
+    Scenario("commits", "Offset commits on disk, against produces", groups.commits),
+    Scenario("compaction", "A topic under compaction", compaction),
+    Scenario("offset-loading", "Start with many committed offsets", groups.offset_loading),
     Scenario("dialect-windows-1000", "Dialects: produce in windows of 1,000, against E", dialects.produce_in_thousands),
     Scenario("dialect-windows-100", "Dialects: produce in windows of 100, against E", dialects.produce_in_hundreds),
     Scenario("dialect-durable", "Dialects: acks=all on disk", dialects.durable_windows),

@@ -76,34 +76,34 @@ class Control:
         self._connection = connect(address)
         self._correlation_id = 0
 
-    def _ask(self, encode: Callable[[int], bytes]) -> tuple[memoryview, int]:
+    def ask(self, encode: Callable[[int], bytes]) -> tuple[memoryview, int]:
         self._correlation_id += 1
         self._connection.sendall(encode(self._correlation_id))
         return receive_frame(self._connection), self._correlation_id
 
     def create_topic(self, topic: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
-        frame, asked = self._ask(lambda n: wire.create_topic(n, topic, partitions, configs or {}))
+        frame, asked = self.ask(lambda n: wire.create_topic(n, topic, partitions, configs or {}))
         error = wire.topic_error(frame, asked, throttle=True, message=True)
         if error:
             raise wire.WireError(f"topic {topic} with {dict(configs or {})} was not created: error {error}")
 
     def delete_topic(self, topic: str) -> None:
-        frame, asked = self._ask(lambda n: wire.delete_topic(n, topic))
+        frame, asked = self.ask(lambda n: wire.delete_topic(n, topic))
         error = wire.topic_error(frame, asked, throttle=True, message=False)
         if error:
             raise wire.WireError(f"topic {topic} was not deleted: error {error}")
 
     def partition_count(self, topic: str) -> int:
-        frame, asked = self._ask(lambda n: wire.metadata(n, topic))
+        frame, asked = self.ask(lambda n: wire.metadata(n, topic))
         return wire.check_metadata(frame, asked)
 
     def latest_offsets(self, topic: str, partitions: int) -> dict[int, int]:
-        frame, asked = self._ask(lambda n: wire.latest_offsets(n, topic, range(partitions)))
+        frame, asked = self.ask(lambda n: wire.latest_offsets(n, topic, range(partitions)))
         return wire.offsets(frame, asked)
 
     def produce(self, topic: str, batch: bytes, acks: int = 1) -> None:
         """One batch for partition 0."""
-        frame, asked = self._ask(lambda n: wire.produce(n, topic, {0: batch}, acks))
+        frame, asked = self.ask(lambda n: wire.produce(n, topic, {0: batch}, acks))
         wire.check_produce(frame, asked)
 
     def expect_records(self, topic: str, partitions: int, count: int) -> None:
@@ -113,7 +113,7 @@ class Control:
             raise wire.WireError(f"{count} records were acknowledged, {topic} holds {found}")
 
     def api_versions(self) -> None:
-        frame, asked = self._ask(wire.api_versions)
+        frame, asked = self.ask(wire.api_versions)
         wire.check_api_versions(frame, asked)
 
     def close(self) -> None:
@@ -312,11 +312,14 @@ class Fetches:
         *,
         window: int = 2,
         smallest: int = FETCH_BYTES // 2,
+        isolation: int = 0,
         check: Callable[[memoryview, int, int], object] = wire.check_fetch,
     ) -> None:
         self._connection = connect(address)
         self._offsets = list(fetch_offsets)
-        self._frames = [wire.fetch(i, topic, 0, offset, FETCH_BYTES) for i, offset in enumerate(self._offsets)]
+        self._frames = [
+            wire.fetch(i, topic, 0, offset, FETCH_BYTES, isolation=isolation) for i, offset in enumerate(self._offsets)
+        ]
         self._window = window
         self._smallest = smallest
         self._records = records_per_answer

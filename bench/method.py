@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -34,10 +35,27 @@ def cpu_ns(pid: int) -> int:
 
 def rss_bytes(pid: int) -> int:
     """Resident memory of `pid`."""
+    return _status_bytes(pid, "VmRSS:")
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """The most that was ever resident of `pid`."""
+    return _status_bytes(pid, "VmHWM:")
+
+
+def _status_bytes(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(name):
             return int(line.split()[1]) * 1024
     raise ProcessLookupError(f"process {pid} has no resident memory")
+
+
+def raise_open_files(count: int) -> None:
+    """Let this process have so many files open, if the system does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Work(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import statistics
 import threading
 import time
@@ -13,7 +12,7 @@ from typing import NamedTuple
 from bench import wire
 from bench.fetch import evict
 from bench.load import Control, Fetches, Pipeline
-from bench.method import Latencies, Subject, Work, alternate, measure, ratio
+from bench.method import Latencies, Subject, Work, alternate, measure, raise_open_files, ratio
 from bench.processes import Server, apart, broker
 from bench.result import Curve, Measure, Result
 from bench.scenario import Run
@@ -25,7 +24,7 @@ SEGMENTS = 1_000
 
 
 def idle_connections(run: Run, result: Result) -> None:
-    _raise_open_files(4 * IDLE_CONNECTIONS)
+    raise_open_files(4 * IDLE_CONNECTIONS)
     place = run.directory("idle")
     with broker(place / "data") as server:
         for _ in range(50):  # what the first connections load once is not theirs
@@ -56,13 +55,6 @@ def idle_connections(run: Run, result: Result) -> None:
         f"{IDLE_CONNECTIONS:,} idle connections, growth of RSS", (after - before) / 1e6, 10.0, unit="MB", at_least=False
     )
     result.notes.append("each has asked ApiVersions once; CPU is that of the broker over 2 s while they are idle")
-
-
-def _raise_open_files(count: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 # --------------------------------------------------------------------------------------------------- big start

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import zstandard
 from crc32c import crc32c
@@ -85,18 +86,18 @@ def batch_of_bytes(total: int, value_bytes: int) -> tuple[bytes, int]:
     raise ValueError(f"no batch of exactly {total} bytes")
 
 
-def _frame(api: int, version: int, correlation_id: int, body: bytes, *, flexible: bool) -> bytes:
+def frame(api: int, version: int, correlation_id: int, body: bytes, *, flexible: bool) -> bytes:
     head = (
         struct.pack(">hhih", api, version, correlation_id, len(CLIENT_ID)) + CLIENT_ID + (b"\x00" if flexible else b"")
     )
     return struct.pack(">i", len(head) + len(body)) + head + body
 
 
-def _compact(text: bytes) -> bytes:
+def compact(text: bytes) -> bytes:
     return uvarint(len(text) + 1) + text
 
 
-def _string(text: str) -> bytes:
+def string(text: str) -> bytes:
     raw = text.encode()
     return struct.pack(">h", len(raw)) + raw
 
@@ -105,60 +106,66 @@ def produce(
     correlation_id: int, topic: str, batches: Mapping[int, bytes], acks: int, timeout_ms: int = 30_000
 ) -> bytes:
     """Produce v9: one batch a partition, as Kafka demands."""
-    parts = b"".join(struct.pack(">i", index) + _compact(data) + b"\x00" for index, data in batches.items())
-    topics = uvarint(2) + _compact(topic.encode()) + uvarint(len(batches) + 1) + parts + b"\x00"
+    parts = b"".join(struct.pack(">i", index) + compact(data) + b"\x00" for index, data in batches.items())
+    topics = uvarint(2) + compact(topic.encode()) + uvarint(len(batches) + 1) + parts + b"\x00"
     body = b"\x00" + struct.pack(">hi", acks, timeout_ms) + topics + b"\x00"
-    return _frame(PRODUCE, 9, correlation_id, body, flexible=True)
+    return frame(PRODUCE, 9, correlation_id, body, flexible=True)
 
 
 def produce_answer(correlation_id: int, topic: str, partitions: Sequence[int]) -> bytes:
     """What a broker answers to `produce` when all is well: the references send it, fixed."""
     parts = b"".join(struct.pack(">ihqqq", index, 0, 0, -1, 0) + b"\x01\x00\x00" for index in partitions)
-    topics = uvarint(2) + _compact(topic.encode()) + uvarint(len(partitions) + 1) + parts + b"\x00"
+    topics = uvarint(2) + compact(topic.encode()) + uvarint(len(partitions) + 1) + parts + b"\x00"
     body = struct.pack(">i", correlation_id) + b"\x00" + topics + struct.pack(">i", 0) + b"\x00"
     return struct.pack(">i", len(body)) + body
 
 
 def fetch(
-    correlation_id: int, topic: str, partition: int, offset: int, max_bytes: int, max_wait_ms: int = 500
+    correlation_id: int,
+    topic: str,
+    partition: int,
+    offset: int,
+    max_bytes: int,
+    max_wait_ms: int = 500,
+    isolation: int = 0,
 ) -> bytes:
-    """Fetch v12 without a session."""
+    """Fetch v12 without a session; isolation 1 is read_committed."""
     part = struct.pack(">iiqiqi", partition, -1, offset, -1, -1, max_bytes) + b"\x00"
-    topics = uvarint(2) + _compact(topic.encode()) + uvarint(2) + part + b"\x00"
-    body = struct.pack(">iiiibii", -1, max_wait_ms, 1, max_bytes, 0, 0, -1) + topics + b"\x01\x01\x00"
-    return _frame(FETCH, 12, correlation_id, body, flexible=True)
+    topics = uvarint(2) + compact(topic.encode()) + uvarint(2) + part + b"\x00"
+    body = struct.pack(">iiiibii", -1, max_wait_ms, 1, max_bytes, isolation, 0, -1) + topics + b"\x01\x01\x00"
+    return frame(FETCH, 12, correlation_id, body, flexible=True)
 
 
 def api_versions(correlation_id: int) -> bytes:
-    return _frame(API_VERSIONS, 0, correlation_id, b"", flexible=False)
+    return frame(API_VERSIONS, 0, correlation_id, b"", flexible=False)
 
 
 def metadata(correlation_id: int, topic: str) -> bytes:
-    return _frame(METADATA, 1, correlation_id, struct.pack(">i", 1) + _string(topic), flexible=False)
+    return frame(METADATA, 1, correlation_id, struct.pack(">i", 1) + string(topic), flexible=False)
 
 
 def create_topic(correlation_id: int, topic: str, partitions: int, configs: Mapping[str, str]) -> bytes:
-    pairs = b"".join(_string(key) + _string(value) for key, value in configs.items())
-    one = _string(topic) + struct.pack(">ihi", partitions, 1, 0) + struct.pack(">i", len(configs)) + pairs
+    pairs = b"".join(string(key) + string(value) for key, value in configs.items())
+    one = string(topic) + struct.pack(">ihi", partitions, 1, 0) + struct.pack(">i", len(configs)) + pairs
     body = struct.pack(">i", 1) + one + struct.pack(">ib", 30_000, 0)
-    return _frame(CREATE_TOPICS, 2, correlation_id, body, flexible=False)
+    return frame(CREATE_TOPICS, 2, correlation_id, body, flexible=False)
 
 
 def delete_topic(correlation_id: int, topic: str) -> bytes:
-    body = struct.pack(">i", 1) + _string(topic) + struct.pack(">i", 30_000)
-    return _frame(DELETE_TOPICS, 1, correlation_id, body, flexible=False)
+    body = struct.pack(">i", 1) + string(topic) + struct.pack(">i", 30_000)
+    return frame(DELETE_TOPICS, 1, correlation_id, body, flexible=False)
 
 
 def latest_offsets(correlation_id: int, topic: str, partitions: Sequence[int]) -> bytes:
     parts = b"".join(struct.pack(">iq", index, -1) for index in partitions)
-    body = struct.pack(">ii", -1, 1) + _string(topic) + struct.pack(">i", len(partitions)) + parts
-    return _frame(LIST_OFFSETS, 1, correlation_id, body, flexible=False)
+    body = struct.pack(">ii", -1, 1) + string(topic) + struct.pack(">i", len(partitions)) + parts
+    return frame(LIST_OFFSETS, 1, correlation_id, body, flexible=False)
 
 
 # ---------------------------------------------------------------------------------------------------- answers
 
 
-class _Reader:
+class Reader:
     def __init__(self, frame: memoryview) -> None:
         self.frame = frame
         self.at = 0
@@ -192,8 +199,8 @@ class _Reader:
             self.skip(self.uvarint())
 
 
-def _open(frame: memoryview, correlation_id: int, *, flexible: bool) -> _Reader:
-    reader = _Reader(frame)
+def open_answer(frame: memoryview, correlation_id: int, *, flexible: bool) -> Reader:
+    reader = Reader(frame)
     length, correlation = reader.take(">ii")
     if length + 4 != len(frame) or correlation != correlation_id:
         raise WireError(f"expected answer {correlation_id} of {len(frame)} bytes, got {correlation} of {length + 4}")
@@ -204,7 +211,7 @@ def _open(frame: memoryview, correlation_id: int, *, flexible: bool) -> _Reader:
 
 def check_produce(frame: memoryview, correlation_id: int) -> None:
     """Raises unless every partition of a Produce v9 answer says error 0."""
-    reader = _open(frame, correlation_id, flexible=True)
+    reader = open_answer(frame, correlation_id, flexible=True)
     partitions = 0
     for _ in range(reader.uvarint() - 1):
         reader.skip(reader.uvarint() - 1)
@@ -222,9 +229,28 @@ def check_produce(frame: memoryview, correlation_id: int) -> None:
         raise WireError("a produce answer without a partition")
 
 
-def check_fetch(frame: memoryview, correlation_id: int, offset: int) -> int:
-    """Raises unless a Fetch v12 answer holds sound batches from `offset` on; gives the bytes of records."""
-    reader = _open(frame, correlation_id, flexible=True)
+class Fetched(NamedTuple):
+    """The one partition of a Fetch v12 answer."""
+
+    high_watermark: int
+    records: memoryview
+
+    def next_offset(self) -> int:
+        """Behind the last whole batch; -1 when there is none."""
+        at = 0
+        found = -1
+        while len(self.records) - at >= _BATCH_HEADER.size:
+            base, length, _epoch, _magic, _crc, _attributes, last_delta, *_ = _BATCH_HEADER.unpack_from(
+                self.records, at
+            )
+            at += length + 12
+            if at <= len(self.records):
+                found = base + last_delta + 1
+        return found
+
+
+def fetched(frame: memoryview, correlation_id: int, offset: int) -> Fetched:
+    reader = open_answer(frame, correlation_id, flexible=True)
     _throttle, error, _session = reader.take(">ihi")
     if error or reader.uvarint() != 2:
         raise WireError(f"fetch: error {error} or not one topic")
@@ -239,7 +265,13 @@ def check_fetch(frame: memoryview, correlation_id: int, offset: int) -> int:
         reader.tags()
     reader.take(">i")
     size = reader.uvarint() - 1
-    records = frame[reader.at : reader.at + size]
+    return Fetched(high_watermark, frame[reader.at : reader.at + max(size, 0)])
+
+
+def check_fetch(frame: memoryview, correlation_id: int, offset: int) -> int:
+    """Raises unless a Fetch v12 answer holds sound batches from `offset` on; gives the bytes of records."""
+    high_watermark, records = fetched(frame, correlation_id, offset)
+    size = len(records)
     if size < _BATCH_HEADER.size:
         raise WireError(f"fetch at {offset}: {size} bytes of records, high watermark {high_watermark}")
     header = _BATCH_HEADER.unpack_from(records)
@@ -252,7 +284,7 @@ def check_fetch(frame: memoryview, correlation_id: int, offset: int) -> int:
 
 
 def check_api_versions(frame: memoryview, correlation_id: int) -> None:
-    reader = _open(frame, correlation_id, flexible=False)
+    reader = open_answer(frame, correlation_id, flexible=False)
     error, keys = reader.take(">hi")
     if error or keys < 1:
         raise WireError(f"ApiVersions: error {error}, {keys} keys")
@@ -260,7 +292,7 @@ def check_api_versions(frame: memoryview, correlation_id: int) -> None:
 
 def check_metadata(frame: memoryview, correlation_id: int) -> int:
     """The number of partitions of the one topic asked for."""
-    reader = _open(frame, correlation_id, flexible=False)
+    reader = open_answer(frame, correlation_id, flexible=False)
     for _ in range(reader.one(">i")):
         reader.one(">i")
         reader.skip(reader.one(">h"))
@@ -279,7 +311,7 @@ def check_metadata(frame: memoryview, correlation_id: int) -> int:
 
 def topic_error(frame: memoryview, correlation_id: int, *, throttle: bool, message: bool) -> int:
     """The error code of the one topic in a CreateTopics v2 or DeleteTopics v1 answer."""
-    reader = _open(frame, correlation_id, flexible=False)
+    reader = open_answer(frame, correlation_id, flexible=False)
     if throttle:
         reader.one(">i")
     if reader.one(">i") != 1:
@@ -293,7 +325,7 @@ def topic_error(frame: memoryview, correlation_id: int, *, throttle: bool, messa
 
 def offsets(frame: memoryview, correlation_id: int) -> dict[int, int]:
     """Partition to offset, from a ListOffsets v1 answer."""
-    reader = _open(frame, correlation_id, flexible=False)
+    reader = open_answer(frame, correlation_id, flexible=False)
     found: dict[int, int] = {}
     for _ in range(reader.one(">i")):
         reader.skip(reader.one(">h"))

@@ -1,8 +1,9 @@
 """When logs are cleaned, and by whom: one niced child process, one log at a time, the dirtiest first.
 
 The broker chooses, hands the job to the child, and swaps the result in when it comes back; appends and reads go on
-meanwhile. Cleaned is what is closed, flushed, decided (below the last stable offset) and older than min.compaction.lag.ms. A log is
-due when its dirty part is at least min.cleanable.dirty.ratio of it, or holds something older than max.compaction.lag.ms.
+meanwhile. Cleaned is what is closed, flushed, decided (below the last stable offset) and older than
+min.compaction.lag.ms. A log is due when its dirty part is at least min.cleanable.dirty.ratio of it, or holds something
+older than max.compaction.lag.ms.
 """
 
 from __future__ import annotations

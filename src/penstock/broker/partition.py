@@ -41,6 +41,8 @@ class DataWaiter(Protocol):
 class Partition:
     __slots__ = (
         "_flush_waiters",
+        "_looks_inside",
+        "_stamps",
         "aborted",
         "config",
         "data_waiters",
@@ -87,6 +89,8 @@ class Partition:
 
     def configure(self, config: TopicConfig, flush_policy: str) -> None:
         self.config = config
+        self._stamps = config.has_log_append_time
+        self._looks_inside = config.compacts or config.message_timestamp_before_max_ms != _LONG_MAX
         policy = config.penstock_flush or flush_policy
         self.durable = policy in ("acks", "always")
         """Whether the high watermark is the flushed offset."""
@@ -173,6 +177,9 @@ class Partition:
             self._settle(accepted, written)
         append_time = self._append_time(now_ms)
         start = log.log_start_offset
+        if written == len(results):
+            results[:] = [Appended(Fault.NONE, batch.base_offset, append_time, start) for batch in accepted]
+            return written
         filled = 0
         for at, result in enumerate(results):
             if result is None:
@@ -195,7 +202,7 @@ class Partition:
                 self.producers.commit()
 
     def _append_time(self, now_ms: int) -> int:
-        return now_ms if self.config.has_log_append_time else NO_TIMESTAMP
+        return now_ms if self._stamps else NO_TIMESTAMP
 
     def _checked(self, view: memoryview, now_ms: int) -> Batch:
         """The batch, if it is sound and follows the topic's rules; raises BrokerError."""
@@ -228,7 +235,7 @@ class Partition:
             raise BrokerError(Fault.UNSUPPORTED_COMPRESSION_TYPE)
         if batch.producer_id >= 0 and (batch.base_sequence < 0 or batch.producer_epoch < 0):
             raise BrokerError(Fault.INVALID_RECORD, "a producer partition_id needs an epoch and a sequence")
-        if config.has_log_append_time:
+        if self._stamps:
             batch.stamp(now_ms)
         elif batch.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
             raise BrokerError(
@@ -236,7 +243,7 @@ class Partition:
                 f"timestamp {batch.max_timestamp} is more than message.timestamp.after.max.ms = "
                 f"{config.message_timestamp_after_max_ms} after the broker's clock",
             )
-        if config.compacts or config.message_timestamp_before_max_ms != _LONG_MAX:
+        if self._looks_inside:
             self._check_records(batch, now_ms)
         return batch
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import signal
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +16,7 @@ import typer
 from penstock.cli.command import command_app
 from penstock.cli.connection import BOOTSTRAP_DEFAULT, Bootstrap, admin_client, client_config, partitions_of
 from penstock.cli.dialect_runs import DialectReading
-from penstock.cli.dialects import DialectOption, dialect_address
+from penstock.cli.dialects import DialectOption, dialect_address, speaking
 from penstock.cli.failure import Failed, Misused, checked_group, checked_topic
 from penstock.cli.reading import Reading, Writer
 from penstock.cli.record_text import Place, RecordWriter, TextRecord, format_hex, format_json, format_keyvalue
@@ -68,24 +70,37 @@ def consume(
     """Read records from a topic and print them, one a line."""
     checked_topic(topic)
     begin = parse_start(start)
+    if group is not None:
+        checked_group(group)
     if dialect is not None:
-        write = _record_writer(format_, key_separator)
-        other = DialectReading(dialect, dialect_address(context, dialect, bootstrap), topic, write, count)
-        with contextlib.suppress(KeyboardInterrupt):
-            other.run(begin, partition, group and checked_group(group), follow=follow)
+        other = DialectReading(dialect, topic, _record_writer(format_, key_separator), count)
+        with _until_stopped(), speaking(dialect, dialect_address(context, dialect, bootstrap)) as client:
+            other.run(client, begin, partition, group, follow=follow)
         return
     if group is not None:
-        _check_with_group(checked_group(group), begin[0], partition)
+        _check_with_group(group, begin[0], partition)
     admin = admin_client(bootstrap)
     chosen = _choose(partitions_of(admin, topic), partition, topic)
     there = bounds(admin, [(topic, number) for number in chosen])
     reading = Reading(topic, _writer(format_, key_separator), count, None if follow else there.end)
-    with contextlib.suppress(KeyboardInterrupt):
+    with _until_stopped():
         if group is None:
             reading.run(client_config(bootstrap), resolve(admin, there, begin, f"--from {start}"))
         else:
             otherwise = "earliest" if begin[0] is From.BEGINNING else "latest"
             reading.run_in_group(client_config(bootstrap), group, otherwise)
+
+
+@contextlib.contextmanager
+def _until_stopped() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end it well: a member commits what it printed, and leaves its group."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_with_group(group: str, begin: From, partition: list[int] | None) -> None:

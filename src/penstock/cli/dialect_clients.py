@@ -149,14 +149,14 @@ class _FluxGo:
 
     def partitions(self, topic: str) -> list[int]:
         """FluxGo lists nothing, but says which partition is not there."""
-        from penstock.client.fluxgo import TOPIC_NOT_FOUND, FluxGoError
+        from penstock.client.fluxgo import NOT_FOUND, FluxGoError
 
         found: list[int] = []
         for partition in count():
             try:
                 self._client.consume(topic, partition, 0)
             except FluxGoError as error:
-                if error.code == TOPIC_NOT_FOUND:
+                if error.code == NOT_FOUND:
                     if not found:
                         raise
                     break

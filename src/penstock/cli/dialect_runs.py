@@ -7,67 +7,72 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import BinaryIO
 
-from penstock.cli.dialects import DialectClient, DialectName, Found, Pair, speaking
+from penstock.cli.dialect_clients import DialectClient, Found, Groups, Pair
+from penstock.cli.dialects import DialectName
 from penstock.cli.failure import Misused
 from penstock.cli.record_text import LineParser, Place, RecordWriter, TextRecord
 from penstock.cli.whence import From, Start
 
 _READ_BYTES = 256 * 1024
 _POLL_S = 0.25
-"""Between two looks for more: most of these dialects cannot wait for a record."""
-_RECORDS_BETWEEN_COMMITS = 1_000
+"""Between two looks for more: these dialects cannot wait for a record."""
 
 
 class DialectReading:
     """Reads the chosen partitions one after the other, to their ends; then, when told to follow, again and again."""
 
-    def __init__(self, name: DialectName, address: str, topic: str, write: RecordWriter, count: int | None) -> None:
+    def __init__(self, name: DialectName, topic: str, write: RecordWriter, count: int | None) -> None:
         self._name = name
-        self._address = address
         self._topic = topic
         self._write = write
         self._left = sys.maxsize if count is None else count
-        self._group: str | None = None
 
-    def run(self, start: Start, partitions: list[int] | None, group: str | None, *, follow: bool) -> None:
-        kind, number = start
-        if kind not in (From.BEGINNING, From.OFFSET):
+    def run(
+        self,
+        client: DialectClient,
+        start: Start,
+        partitions: list[int] | None,
+        group: str | None,
+        *,
+        follow: bool,
+    ) -> None:
+        self._check(client, start, group)
+        chosen = sorted(set(partitions)) if partitions else None
+        try:
+            while self._left:
+                self._pass(client, client.read(self._topic, chosen, group, start[1]))
+                if not follow:
+                    break
+                time.sleep(_POLL_S)
+        except _PipeClosed:
+            # The reader of the pipe has seen enough; what is still buffered has nowhere to go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _check(self, client: DialectClient, start: Start, group: str | None) -> None:
+        if client.groups is Groups.MUST and group is None:
+            raise Misused(f"--dialect {self._name} reads in a group: give --group NAME")
+        if client.groups is Groups.NEVER and group is not None:
+            raise Misused(f"--group goes without --dialect {self._name}, which keeps no offsets")
+        if client.groups is Groups.MUST and start != (From.BEGINNING, 0):
+            raise Misused(f"--from goes without --dialect {self._name}: the group says where it goes on")
+        if start[0] not in (From.BEGINNING, From.OFFSET):
             raise Misused(f"--from is beginning or an offset with --dialect {self._name}")
-        self._group = group
-        with speaking(self._name, self._address) as client:
-            if group is not None and not client.keeps_offsets:
-                raise Misused(f"--group goes without --dialect {self._name}, which keeps no offsets")
-            chosen = sorted(set(partitions)) if partitions else client.partitions(self._topic)
-            offsets = {partition: self._first(client, partition, number) for partition in chosen}
-            try:
-                self._read(client, offsets)
-                while follow and self._left:
-                    time.sleep(_POLL_S)
-                    self._read(client, offsets)
-            except _PipeClosed:
-                # The reader of the pipe has seen enough; what is still buffered has nowhere to go.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    def _first(self, client: DialectClient, partition: int, otherwise: int) -> int:
-        committed = None if self._group is None else client.committed(self._group, self._topic, partition)
-        return otherwise if committed is None else committed
-
-    def _read(self, client: DialectClient, offsets: dict[int, int]) -> None:
-        """One pass over the partitions; `offsets` goes along."""
-        for partition, offset in offsets.items():
+    def _pass(self, client: DialectClient, found: Iterator[Found]) -> None:
+        """Once to the end: written, then committed, then the next."""
+        while window := list(islice(found, min(self._left, client.records_per_commit))):
+            self._print(window)
+            client.commit()
+            self._left -= len(window)
             if not self._left:
                 return
-            for window in _windows(client.consume(self._topic, partition, offset), self._left):
-                self._print(partition, window)
-                offsets[partition] = window[-1].offset + 1
-                if self._group is not None:
-                    client.commit(self._group, self._topic, partition, offsets[partition])
 
-    def _print(self, partition: int, window: list[Found]) -> None:
+    def _print(self, window: list[Found]) -> None:
         lines = [
-            self._write(TextRecord(found.key, found.value), Place(self._topic, partition, found.offset)) + b"\n"
+            self._write(TextRecord(found.key, found.value), Place(self._topic, found.partition, found.offset)) + b"\n"
             for found in window
         ]
         try:
@@ -75,32 +80,18 @@ class DialectReading:
             sys.stdout.buffer.flush()
         except BrokenPipeError:
             raise _PipeClosed from None
-        self._left -= len(lines)
 
 
 class _PipeClosed(Exception):
     """Not an OSError: the broker's connection is fine."""
 
 
-def _windows(found: Iterator[Found], count: int) -> Iterator[list[Found]]:
-    """Pieces of what is printed and committed at once; `count` records in all at most."""
-    window: list[Found] = []
-    for record in found:
-        window.append(record)
-        count -= 1
-        if not count or len(window) == _RECORDS_BETWEEN_COMMITS:
-            yield window
-            window = []
-        if not count:
-            return
-    if window:
-        yield window
-
-
 class DialectDelivery:
     """Sends lines as they come: all that one read delivers leave together, and are acknowledged before the next."""
 
     def __init__(self, name: DialectName, client: DialectClient, topic: str, partition: int | None) -> None:
+        if partition is not None and not client.takes_partitions:
+            raise Misused(f"--partition goes without --dialect {name}: a record's key says where it goes")
         self._name = name
         self._client = client
         self._topic = topic

@@ -167,7 +167,7 @@ def _struct_put(entity: type[Any]) -> _Put:
     flexible: bool = entity.__flexible__
     fields = [(field, _field_put(field, flexible)) for field in _fields(entity)]
     plain = [(field.name, field.default, put) for field, put in fields if field.tag is None]
-    tagged = sorted((field.tag, field.name, put) for field, put in fields if field.tag is not None)
+    tagged = sorted((field.tag, field.name, put, field.default) for field, put in fields if field.tag is not None)
     name_of_message = entity.__name__
 
     def put_struct(out: bytearray, values: Mapping[str, Any]) -> None:
@@ -177,7 +177,11 @@ def _struct_put(entity: type[Any]) -> _Put:
                 raise TypeError(f"{name_of_message} needs {name}")
             put(out, value)
         if flexible:
-            present = [(tag, put, values[name]) for tag, name, put in tagged if name in values]
+            present = [
+                (tag, put, values[name])
+                for tag, name, put, default in tagged
+                if name in values and values[name] != default
+            ]
             out += uvarint(len(present))
             for tag, put, value in present:
                 data = bytearray()

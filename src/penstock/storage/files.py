@@ -51,7 +51,7 @@ class Cold(Exception):
 class LogFile:
     """An open file. It is closed when the last holder drops it, by reference count."""
 
-    __slots__ = ("fd", "path")
+    __slots__ = ("__weakref__", "fd", "path")
 
     def __init__(self, fd: int, path: Path) -> None:
         self.fd = fd

@@ -57,6 +57,7 @@ class Flusher:
         while (job := self._jobs.get()) is not None:
             job.run(self._disk)
             self._done.append(job)
+            job = None  # its files may close now, not when the next job comes
             if not self._notified:
                 self._notified = True
                 try:

@@ -6,6 +6,7 @@ does. Reading a header is the only look it takes at the bytes; everything that m
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,10 @@ class Place(NamedTuple):
     leader_epoch: int
 
 
+def _nothing() -> None:
+    return None
+
+
 class _Astray(Exception):
     """The index points where no batch begins, or at another one."""
 
@@ -46,6 +51,7 @@ class Segment:
         "_bytes_since_index",
         "_disk",
         "_files",
+        "_shortcut",
         "base_offset",
         "created_ms",
         "max_timestamp",
@@ -59,6 +65,7 @@ class Segment:
     def __init__(self, disk: Disk, files: FileCache, directory: Path, base_offset: int, size: int = 0) -> None:
         self._disk = disk
         self._files = files
+        self._shortcut: Callable[[], LogFile | None] = _nothing
         self.base_offset = base_offset
         self.path = directory / file_name(base_offset, ".log")
         self.offsets = OffsetIndex(disk, directory / file_name(base_offset, ".index"))
@@ -75,7 +82,12 @@ class Segment:
 
     @property
     def file(self) -> LogFile:
-        return self._files.open(self.path)
+        """The open file. Whether it stays open is the cache's business: here is only a shortcut to it."""
+        file = self._shortcut()
+        if file is None:
+            file = self._files.open(self.path)
+            self._shortcut = weakref.ref(file)
+        return file
 
     def modified_ms(self) -> int:
         return self._disk.modified_ms(self.path)

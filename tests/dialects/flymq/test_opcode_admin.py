@@ -230,6 +230,21 @@ def test_deleting_a_group_drops_the_offsets_of_its_topic_only(wire: Wire) -> Non
     assert wire.ask(pair(0x60, "t", "g", i32(0))).text == "consumer group not found: t:g"
 
 
+def test_a_group_that_is_deleted_and_subscribed_to_again_has_its_new_members(broker: Broker, wire: Wire) -> None:
+    wire.good(create("t", 1))
+    with broker.connect() as other:
+        other.good(subscribe("t", "g"))
+        wire.good(pair(0x65, "t", "g"))
+        wire.good(subscribe("t", "g"))
+        assert groups(wire) == [("t", "g", 1, [])]
+        other.good(subscribe("t", "g"))
+        assert groups(wire) == [("t", "g", 2, [])]
+        wire.good(pair(0x65, "t", "g"))
+        wire.good(subscribe("t", "g"))
+    broker.until(lambda: len(broker.listener.connections) == 1)
+    assert groups(wire) == [("t", "g", 1, [])]
+
+
 def test_deleting_a_topic_drops_its_offsets(wire: Wire) -> None:
     wire.good(create("t", 1))
     wire.good(commit("t", "g", 0, 1))

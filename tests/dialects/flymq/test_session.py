@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.coordination.group_commands import GroupSettings
+from penstock.dialects.flymq.errors import CODES
 from penstock.dialects.flymq.service import API_KEYS, OPCODES, FlyMQService
 from penstock.dialects.flymq.session import FlyMQSession
 from penstock.dialects.flymq.turns import Lane
@@ -134,23 +135,26 @@ def test_whatever_is_sent_only_documented_answers_come(
     stream = b"".join(pieces)
     out = b""
     at = 0
-    while at < len(stream) and peer.fatal is None:
-        end = data.draw(st.integers(at + 1, len(stream)))
-        out += peer.send(stream[at:end])
-        at = end
-    for answer in answers_in(out):
-        if answer[0] == "opcode":
-            assert answer[1] in OPCODES or answer[1] in (0x01, 0xFF)
-        else:
-            assert answer[2] in (0, 1) or struct.unpack_from(">h", answer[3])[0] == 35
-            assert (
-                answer[1] in API_KEYS
-                or answer[1] == 0
-                or struct.unpack_from(">h", answer[3], 4 * (answer[2] == 1))[0] in (35, 42)
-            )
-    assert len(peer.half_frame) <= len(stream)
-    peer.close()
+    try:
+        while at < len(stream) and peer.fatal is None:
+            end = data.draw(st.integers(at + 1, len(stream)))
+            out += peer.send(stream[at:end])
+            at = end
+    finally:
+        peer.close()
     assert not list(broker.service.subscribed_pairs())
+    assert len(peer.half_frame) <= len(stream)
+    for kind, code, *rest in answers_in(out):
+        if kind == "opcode":
+            assert code in OPCODES or code in (0x01, 0xFF)
+            continue
+        version, payload = rest
+        (error,) = struct.unpack_from(">h", payload, 4 if version == 1 else 0)
+        assert error in CODES.values()
+        if version not in (0, 1):
+            assert error == 35
+        elif code not in API_KEYS and code != 0:
+            assert error in (35, 42)
 
 
 @fuzz

@@ -6,7 +6,6 @@ completes with one.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +81,7 @@ class FlyMQService:
         self.frame_bytes_max = settings.frame_bytes_max
         self.placing = Placing(engine, settings)
         self.transactions = FlyMQTransactions(self)
-        self._subscribers: Counter[tuple[str, str]] = Counter()
+        self._subscribers: dict[tuple[str, str], set[FlyMQSession]] = {}
 
     @property
     def address(self) -> str:
@@ -100,21 +99,21 @@ class FlyMQService:
 
     def subscribers(self, topic: str, group: str) -> int:
         """Connections that subscribed and are still there."""
-        return self._subscribers.get((topic, group), 0)
+        return len(self._subscribers.get((topic, group), ()))
 
     def subscribed_pairs(self) -> Iterable[tuple[str, str]]:
         return self._subscribers.keys()
 
-    def subscribed(self, topic: str, group: str) -> None:
-        self._subscribers[topic, group] += 1
+    def subscribe(self, pair: tuple[str, str], session: FlyMQSession) -> None:
+        self._subscribers.setdefault(pair, set()).add(session)
 
-    def unsubscribed(self, pairs: Iterable[tuple[str, str]]) -> None:
-        for pair in pairs:
-            left = self._subscribers.get(pair, 0) - 1
-            if left > 0:
-                self._subscribers[pair] = left
-            else:
-                self._subscribers.pop(pair, None)
+    def unsubscribe(self, pair: tuple[str, str], session: FlyMQSession) -> None:
+        sessions = self._subscribers.get(pair)
+        if sessions is not None:
+            sessions.discard(session)
+            if not sessions:
+                del self._subscribers[pair]
 
     def unsubscribe_all(self, topic: str, group: str) -> None:
+        """The pair is deleted: whoever subscribed is no member any more."""
         self._subscribers.pop((topic, group), None)

@@ -286,16 +286,17 @@ class FlyMQSession:
     def subscribe(self, topic: str, group: str) -> None:
         """This connection is a member of the pair until it goes."""
         pair = topic, group
-        if pair in self._subscriptions or self._is_closed:
+        if self._is_closed:
             return
-        if len(self._subscriptions) >= SUBSCRIPTIONS_MAX:
+        if len(self._subscriptions) >= SUBSCRIPTIONS_MAX and pair not in self._subscriptions:
             raise BrokerError(Fault.POLICY_VIOLATION, f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions")
         self._subscriptions.add(pair)
-        self._service.subscribed(topic, group)
+        self._service.subscribe(pair, self)
 
     def closed(self) -> None:
         self._is_closed = True
-        self._service.unsubscribed(self._subscriptions)
+        for pair in self._subscriptions:
+            self._service.unsubscribe(pair, self)
         self._subscriptions.clear()
 
 
