@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 import penstock as product
 from tests.cli.conftest import Ended, Run, environment
@@ -39,15 +40,17 @@ def group() -> str:
     return f"g-{uuid.uuid4().hex[:12]}"
 
 
-@pytest.fixture
-def topic(cli: Run) -> str:
-    """A topic of its own: in each of two partitions records 0 to 9, a second apart."""
-    name = f"t-{uuid.uuid4().hex[:12]}"
-    assert cli("topics", "create", name, "--partitions", "2").code == 0
-    lines = b"".join(b'{"value": "%d", "timestamp": %d}\n' % (n, 1_700_000_000_000 + n * 1_000) for n in range(RECORDS))
-    for partition in ("0", "1"):
-        assert cli("produce", name, "--format", "json", "--partition", partition, stdin=lines).code == 0
-    return name
+@pytest.fixture(scope="module")
+def topic(broker: product.Broker) -> str:
+    """In each of two partitions the records 0 to 9, a second apart."""
+    config = {"bootstrap.servers": broker.bootstrap}
+    AdminClient(config).create_topics([NewTopic("shared", 2)])["shared"].result()
+    producer = Producer(config)
+    for n in range(RECORDS):
+        for partition in (0, 1):
+            producer.produce("shared", str(n), partition=partition, timestamp=1_700_000_000_000 + n * 1_000)
+    assert producer.flush(30) == 0
+    return "shared"
 
 
 @contextlib.contextmanager

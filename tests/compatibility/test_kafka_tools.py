@@ -88,8 +88,8 @@ def test_console_clients_groups_and_offsets(broker: Broker) -> None:
 def test_consumer_protocol_group_is_described(broker: Broker) -> None:
     run(broker, CONSOLE_PRODUCER, "--topic", "modern", stdin="one\ntwo\n")
     read = run(
-        broker, CONSOLE_CONSUMER, "--topic", "modern", "--group", "modern-readers", "--from-beginning", "--max-messages", "2",
-        "--timeout-ms", "30000", "--command-property", "group.protocol=consumer",
+        broker, CONSOLE_CONSUMER, "--topic", "modern", "--group", "modern-readers", "--from-beginning",
+        "--max-messages", "2", "--timeout-ms", "30000", "--command-property", "group.protocol=consumer",
     )  # fmt: skip
     assert read.split() == ["one", "two"]
     state = run(broker, GROUPS, "--describe", "--group", "modern-readers", "--state")

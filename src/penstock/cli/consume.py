@@ -5,10 +5,7 @@ Which records are read, and how, is in `reading`; what `--dialect` reads in `dia
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import signal
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +17,7 @@ from penstock.cli.dialects import DialectOption, dialect_address, speaking
 from penstock.cli.failure import Failed, Misused, checked_group, checked_topic
 from penstock.cli.reading import Reading, Writer
 from penstock.cli.record_text import Place, RecordWriter, TextRecord, format_hex, format_json, format_keyvalue
+from penstock.cli.stopping import until_stopped
 from penstock.cli.whence import From, bounds, parse_start, resolve
 
 app = command_app()
@@ -73,34 +71,22 @@ def consume(
     if group is not None:
         checked_group(group)
     if dialect is not None:
-        other = DialectReading(dialect, topic, _record_writer(format_, key_separator), count)
-        with _until_stopped(), speaking(dialect, dialect_address(context, dialect, bootstrap)) as client:
-            other.run(client, begin, partition, group, follow=follow)
+        write = _record_writer(format_, key_separator)
+        with until_stopped() as stop, speaking(dialect, dialect_address(context, dialect, bootstrap)) as client:
+            DialectReading(dialect, topic, write, count, stop).run(client, begin, partition, group, follow=follow)
         return
     if group is not None:
         _check_with_group(group, begin[0], partition)
     admin = admin_client(bootstrap)
     chosen = _choose(partitions_of(admin, topic), partition, topic)
     there = bounds(admin, [(topic, number) for number in chosen])
-    reading = Reading(topic, _writer(format_, key_separator), count, None if follow else there.end)
-    with _until_stopped():
+    with until_stopped() as stop:
+        reading = Reading(topic, _writer(format_, key_separator), count, None if follow else there.end, stop)
         if group is None:
             reading.run(client_config(bootstrap), resolve(admin, there, begin, f"--from {start}"))
         else:
             otherwise = "earliest" if begin[0] is From.BEGINNING else "latest"
             reading.run_in_group(client_config(bootstrap), group, otherwise)
-
-
-@contextlib.contextmanager
-def _until_stopped() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end it well: a member commits what it printed, and leaves its group."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _check_with_group(group: str, begin: From, partition: list[int] | None) -> None:

@@ -14,6 +14,7 @@ from penstock.cli.dialect_clients import DialectClient, Found, Groups, Pair
 from penstock.cli.dialects import DialectName
 from penstock.cli.failure import Misused
 from penstock.cli.record_text import LineParser, Place, RecordWriter, TextRecord
+from penstock.cli.stopping import Stop
 from penstock.cli.whence import From, Start
 
 _READ_BYTES = 256 * 1024
@@ -24,8 +25,9 @@ _POLL_S = 0.25
 class DialectReading:
     """Reads the chosen partitions one after the other, to their ends; then, when told to follow, again and again."""
 
-    def __init__(self, name: DialectName, topic: str, write: RecordWriter, count: int | None) -> None:
+    def __init__(self, name: DialectName, topic: str, write: RecordWriter, count: int | None, stop: Stop) -> None:
         self._name = name
+        self._stop = stop
         self._topic = topic
         self._write = write
         self._left = sys.maxsize if count is None else count
@@ -42,7 +44,7 @@ class DialectReading:
         self._check(client, start, group)
         chosen = sorted(set(partitions)) if partitions else None
         try:
-            while self._left:
+            while self._left and not self._stop.asked:
                 self._pass(client, client.read(self._topic, chosen, group, start[1]))
                 if not follow:
                     break
@@ -67,7 +69,7 @@ class DialectReading:
             self._print(window)
             client.commit()
             self._left -= len(window)
-            if not self._left:
+            if not self._left or self._stop.asked:
                 return
 
     def _print(self, window: list[Found]) -> None:

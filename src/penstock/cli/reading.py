@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.connection import Spot, reason
 from penstock.cli.failure import Failed
 from penstock.cli.output import note
+from penstock.cli.stopping import Stop
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
@@ -30,8 +31,11 @@ _NO_GROUP = "penstock-consume"
 class Reading:
     """One run over a topic. `end` is where to stop in each partition; None reads on."""
 
-    def __init__(self, topic: str, write: Writer, count: int | None, end: Mapping[Spot, int] | None) -> None:
+    def __init__(
+        self, topic: str, write: Writer, count: int | None, end: Mapping[Spot, int] | None, stop: Stop
+    ) -> None:
         self._topic = topic
+        self._stop = stop
         self._write = write
         self._left = sys.maxsize if count is None else count
         self._end = None if end is None else {partition: offset for (_, partition), offset in end.items()}
@@ -95,7 +99,7 @@ class Reading:
 
     def _read(self, consumer: Consumer, wrote: Callable[[Consumer], None]) -> None:
         out = sys.stdout.buffer
-        while self._left and (self._open or self._waiting or self._end is None):
+        while self._left and not self._stop.asked and (self._open or self._waiting or self._end is None):
             messages = consumer.consume(_MESSAGES_PER_CALL, _POLL_S)
             if messages:
                 self._gone = None

@@ -67,7 +67,7 @@ def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-DIALECTS: Mapping[str, Listener] = {dialect: Listener("127.0.0.1", port) for dialect, port in PORTS.items() if dialect != "minikafka"}
+DIALECTS: Mapping[str, Listener] = {dialect: Listener("127.0.0.1", port) for dialect, port in PORTS.items()}
 """The dialects that are served, each with where it listens unless told."""
 
 
