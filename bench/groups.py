@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from confluent_kafka import Producer
 
@@ -94,7 +95,7 @@ def _walk(server: Server, topic: str) -> list[int]:
     offsets = [0]
     while True:
         at = offsets[-1]
-        frame, asked = control.ask(lambda n, at=at: wire.fetch(n, topic, 0, at, FETCH_BYTES))
+        frame, asked = control.ask(partial(wire.fetch, topic=topic, partition=0, offset=at, max_bytes=FETCH_BYTES))
         following = wire.fetched(frame, asked, at).next_offset()
         if following <= at:
             raise wire.WireError(f"a fetch at {at} of {end} gave nothing")
@@ -225,10 +226,9 @@ def _commit_all(control: Control, groups: int, partitions: int) -> None:
     for group in range(groups):
         for first in range(0, partitions, PARTITIONS_PER_COMMIT):
             offsets = {index: group + index for index in range(first, first + PARTITIONS_PER_COMMIT)}
+            name = f"group-{group:04d}"
             frame, asked = control.ask(
-                lambda n, group=group, offsets=offsets: group_wire.offset_commit(
-                    n, f"group-{group:04d}", "committed", offsets
-                )
+                partial(group_wire.offset_commit, group=name, topic="committed", offsets=offsets)
             )
             group_wire.check_commit(frame, asked)
 
@@ -247,14 +247,13 @@ def _watch_loading(server: Server, groups: int, partitions: int) -> tuple[float,
         produces.add(time.perf_counter_ns() - start)
         group = left[-1]
         index = group % partitions
-        frame, asked = control.ask(
-            lambda n, g=group, i=index: group_wire.offset_fetch(n, f"group-{g:04d}", "committed", i)
-        )
+        name = f"group-{group:04d}"
+        frame, asked = control.ask(partial(group_wire.offset_fetch, group=name, topic="committed", partition=index))
         error, offset = group_wire.fetched_offset(frame, asked)
         if error == group_wire.LOADING:
             refused += 1
         elif error or offset != group + index:
-            raise wire.WireError(f"group-{group:04d}: error {error}, offset {offset} instead of {group + index}")
+            raise wire.WireError(f"{name}: error {error}, offset {offset} instead of {group + index}")
         else:
             left.pop()
         if time.perf_counter() - begin > DEADLINE_S:

@@ -44,7 +44,8 @@ def group() -> str:
 def topic(broker: product.Broker) -> str:
     """In each of two partitions the records 0 to 9, a second apart."""
     config = {"bootstrap.servers": broker.bootstrap}
-    AdminClient(config).create_topics([NewTopic("shared", 2)])["shared"].result()
+    admin = AdminClient(config)
+    admin.create_topics([NewTopic("shared", 2)])["shared"].result()
     producer = Producer(config)
     for n in range(RECORDS):
         for partition in (0, 1):

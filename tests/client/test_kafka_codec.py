@@ -177,9 +177,12 @@ def test_records_are_a_view_of_the_answer_and_no_copy() -> None:
     assert bytes(token) == b"Token"
 
 
-def test_ids_are_uuids_and_null_is_the_zero_id() -> None:
-    with_id = encode(Api.METADATA, 12, {"topics": [{"name": "a"}], "allow_auto_topic_creation": False})
-    assert uuid.UUID(int=0).bytes in with_id
+def test_a_null_id_is_the_zero_id() -> None:
+    fields = {"allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
+    by_name = encode(Api.METADATA, 12, {"topics": [{"name": "a"}], **fields})
+    by_id = encode(Api.METADATA, 12, {"topics": [{"topic_id": uuid.UUID(int=7)}], **fields})
+    assert by_name[1:17] == bytes(16)
+    assert by_id[1:17] == uuid.UUID(int=7).bytes
 
 
 def test_which_versions_are_flexible_and_which_names_they_have() -> None:

@@ -1,4 +1,4 @@
-"""How a command that may run on and on is stopped: Ctrl-C and SIGTERM ask, and it ends between two steps, with exit code 0."""
+"""Stopping a command that may run on and on: Ctrl-C and SIGTERM ask, and it ends between two steps, with exit code 0."""
 
 from __future__ import annotations
 
