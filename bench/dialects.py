@@ -4,6 +4,7 @@ reads of single records; JSON."""
 from __future__ import annotations
 
 import os
+import random
 import socket
 import time
 from pathlib import Path
@@ -253,8 +254,7 @@ def visits(run: Run, result: Result) -> None:
 
 def _numbered(offset: int, size: int) -> bytes:
     """A value that says where it is, and that packs to about half."""
-    text = f"{offset:012d}" + f"{offset * 0x9E3779B97F4A7C15 % 2**256:064x}" + "." * size
-    return text[:size].encode()
+    return (f"{offset:012d}" + random.Random(offset).randbytes(size // 2).hex())[:size].encode()
 
 
 def _fill_for_reads(server: Server, topic: str, batches: int, per_batch: int, compression: int) -> int:
@@ -272,7 +272,7 @@ def _fill_for_reads(server: Server, topic: str, batches: int, per_batch: int, co
 
 
 def reads(run: Run, result: Result) -> None:
-    parts, per_large, per_small = 2 * CONNECTIONS, 19_000, 10
+    parts, per_large, per_small = 2 * CONNECTIONS, 18_000, 10
     place = run.directory("reads")
     with dialect_broker(place / "data", "os", "leader", *LISTENERS) as server:
         total = (100_000 if run.quick else 400_000) // per_small

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.cli.failure import Misused
 from penstock.cli.whence import From, parse_start
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, environment
+
+COMMANDS = ("serve", "topics", "produce", "consume", "groups", "logs", "config", "bench")
 
 
 @pytest.fixture
@@ -29,6 +33,11 @@ def nobody() -> str:
         ["topics", "delete", "t"],
         ["produce", "t"],
         ["consume", "t"],
+        ["consume", "t", "--group", "g"],
+        ["groups", "list"],
+        ["groups", "describe", "g"],
+        ["groups", "reset", "g", "--to", "earliest"],
+        ["groups", "delete", "g"],
         ["bench"],
     ],
     ids=" ".join,
@@ -75,7 +84,7 @@ def test_what_the_command_line_does_not_know_is_exit_code_2(penstock: Run, comma
     assert "Error: " in ended.err
 
 
-@pytest.mark.parametrize("command", ["serve", "topics", "produce", "consume", "logs", "config", "bench"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(penstock: Run, command: str) -> None:
     ended = penstock(command, "--help")
     assert ended.code == 0
@@ -85,8 +94,32 @@ def test_every_command_explains_itself(penstock: Run, command: str) -> None:
 def test_help_lists_every_command(penstock: Run) -> None:
     ended = penstock("--help")
     assert ended.code == 0
-    for command in ("serve", "topics", "produce", "consume", "logs", "config", "bench"):
+    for command in COMMANDS:
         assert f"  {command} " in ended.text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["--help"], ["topics", "list"], ["groups", "list"], ["produce", "t"], ["consume", "t"]]
+    + [[verb, "t", "--dialect", "fluxgo"] for verb in ("produce", "consume")],
+    ids=" ".join,
+)
+def test_a_command_that_runs_no_broker_loads_none(nobody: str, command: list[str]) -> None:
+    """What is imported is most of the time that a short command takes."""
+    where = [] if "--help" in command else ["--bootstrap", nobody]
+    code = (
+        "import sys\n"
+        "from penstock.cli.main import main\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        "    print(*(name for name in sys.modules if name.startswith('penstock.')), file=sys.__stdout__)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *command, *where], env=environment(), stdin=subprocess.DEVNULL, capture_output=True
+    )
+    loaded = {name.split(".")[1] for name in ended.stdout.decode().splitlines()[-1].split()}
+    assert loaded <= {"cli", "client", "model"}
 
 
 def test_config_prints_every_value_with_its_origin(penstock: Run, tmp_path: Path) -> None:

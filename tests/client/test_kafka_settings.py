@@ -20,7 +20,7 @@ def test_addresses() -> None:
 
 @pytest.mark.parametrize("text", ["a:0", "a:65536", "a:b", "a:1:2", ":1", ",", "a b:1"])
 def test_what_is_no_address_is_named(text: str) -> None:
-    with pytest.raises(KafkaError, match="bootstrap.servers") as refused:
+    with pytest.raises(KafkaError, match=r"bootstrap\.servers") as refused:
         addresses(text)
     assert refused.value.name == "INVALID_CONFIG"
     assert not refused.value.retriable

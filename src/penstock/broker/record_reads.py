@@ -8,6 +8,7 @@ more.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.broker.engine import Isolation, Read, ReadResult, RecordsRead
@@ -16,7 +17,7 @@ from penstock.broker.reads import Reads
 from penstock.broker.record_cache import DecodedBatch, RecordCache
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
-from penstock.records.batch import Batch, BatchError
+from penstock.records.batch import Batch, BatchError, whole_batches
 from penstock.records.record import Record
 from penstock.storage.files import Cold, DiskFailed
 from penstock.storage.log import PartitionLog
@@ -24,6 +25,8 @@ from penstock.storage.segment import Place, Segment
 
 UNPACK_ON_LOOP_BYTES_MAX = 32 * 1024
 """Larger compressed batches are unpacked on a thread: about a tenth of a millisecond each."""
+SPAN_BYTES = 16 * 1024
+"""One read of a log of small batches."""
 FLUSH_WAIT_MS = 30_000
 
 
@@ -69,9 +72,8 @@ class RecordReads:
         size = 0
         at = offset
         try:
-            while at < end:
-                batch = self._batch(log, at)
-                if batch is None or batch.base_offset >= end:
+            for batch in self._batches(log, at):
+                if batch.base_offset >= end:
                     at = end
                     break
                 if not self._hidden(partition, batch):
@@ -84,6 +86,8 @@ class RecordReads:
                         if len(records) >= max_records:
                             return RecordsRead(Fault.NONE, records, record.offset + 1, start, end)
                 at = batch.last_offset + 1
+            else:
+                at = end
         except (Cold, _Slow):
             if not records:
                 raise
@@ -93,23 +97,40 @@ class RecordReads:
                 return RecordsRead(Fault.STORAGE_ERROR, (), offset, start, end)
         return RecordsRead(Fault.NONE, records, min(at, end), start, end)
 
-    def _batch(self, log: PartitionLog, offset: int) -> DecodedBatch | None:
-        """The decoded batch that holds `offset`, or the next one. Raises Cold and _Slow."""
+    def _batches(self, log: PartitionLog, offset: int) -> Iterator[DecodedBatch]:
+        """The decoded batches from the one that holds `offset` on. Raises Cold and _Slow."""
         located = log.locate(offset)
-        if located is None:
-            return None
-        segment, place = located
-        key = (log, place.base_offset)
-        known = self._cache.get(key)
-        if known is not None and known.last_offset == place.last_offset:
-            return known
-        data = segment.read_span_now(place.position, place.size)
-        batch = Batch(memoryview(data))
-        if batch.compression and batch.size > UNPACK_ON_LOOP_BYTES_MAX:
-            raise _Slow(segment, place)
-        decoded = DecodedBatch(batch)
-        self._cache.put(key, decoded)
-        return decoded
+        while located is not None:
+            segment, place = located
+            position = place.position
+            known = self._cache.get((log, place.base_offset))
+            if known is not None and known.last_offset == place.last_offset:
+                yield known
+                position += place.size
+            while position < segment.size:
+                for batch in self._span(segment, position):
+                    position += batch.size
+                    if batch.next_offset <= offset:
+                        continue
+                    decoded = DecodedBatch(batch)
+                    self._cache.put((log, batch.base_offset), decoded)
+                    yield decoded
+            following = log.segment_at(segment.base_offset) + 1
+            located = log.locate(log.segments[following].base_offset) if following < len(log.segments) else None
+
+    @staticmethod
+    def _span(segment: Segment, position: int) -> Iterator[Batch]:
+        """The batches that one read brings, at least one. A large compressed one is left to a thread."""
+        span = segment.read_span_now(position, min(SPAN_BYTES, segment.size - position))
+        header = Batch.of_header(span)
+        if header.compression and header.size > UNPACK_ON_LOOP_BYTES_MAX:
+            raise _Slow(segment, Place(position, header.size, header.base_offset, header.last_offset, -1, -1))
+        if header.size > len(span):
+            span = segment.read_span_now(position, header.size)
+        for batch in whole_batches(span):
+            if batch.compression and batch.size > UNPACK_ON_LOOP_BYTES_MAX:
+                return
+            yield batch
 
     @staticmethod
     def _hidden(partition: Partition, batch: DecodedBatch) -> bool:
