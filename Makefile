@@ -1,7 +1,7 @@
 # The manual of this repository: `make` lists what there is to do.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench soak docs clean
+.PHONY: help setup demo test lint format bench soak docs matrix clean
 
 BIN := .venv/bin
 STAMP := .venv/.setup-done
@@ -36,10 +36,13 @@ bench: setup ## measure this machine; results go to bench/results
 	$(BIN)/python -m bench
 
 soak: setup ## the long runs at full length
-	PENSTOCK_SOAK=1 $(BIN)/python -m pytest tests/soak -m soak --timeout 7200
+	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -m soak --timeout 7200
 
 docs: setup ## write docs/config.md from the config's own descriptions
 	$(BIN)/python -m penstock.server.config_doc docs/config.md
+
+matrix: setup ## run every client against every feature and write docs/compatibility.md
+	$(BIN)/python -m tests.compatibility.document
 
 clean: ## remove .venv, caches and everything built
 	rm -rf .venv build dist reports .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache src/*.egg-info

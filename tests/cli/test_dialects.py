@@ -77,7 +77,8 @@ def test_what_one_dialect_writes_it_reads_and_kafka_reads(cli: Run, topic: str, 
     assert sorted(cli("consume", topic).out.splitlines()) == sorted(lines.splitlines())
     read = cli(*reader(dialect, topic, "-n", "200"))
     assert (read.code, read.err) == (0, "")
-    assert read.out == b"".join(lines.splitlines(keepends=True)[:200])
+    assert read.out == cli("consume", topic, "--partition", "0", "-n", "200").out
+    assert len(read.out.splitlines()) == 200
 
 
 @each_dialect

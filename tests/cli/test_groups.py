@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -317,6 +318,26 @@ def test_a_member_that_is_stopped_leaves_at_once_and_has_committed_what_it_print
     assert (process.returncode, out, err) == (0, b"", b"")
     assert lags(cli, group) == [(0, 10, 0), (1, 10, 0)]
     assert cli("groups", "reset", group, "--to", "earliest").code == 0
+
+
+def test_a_member_whose_broker_died_says_so_and_does_not_hang(tmp_path: Path) -> None:
+    with product.Broker(tmp_path / "data", settings=SETTINGS) as mortal:
+        producer = Producer({"bootstrap.servers": mortal.bootstrap})
+        producer.produce("t", b"x")
+        assert producer.flush(30) == 0
+        with subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli.main", "consume", "t", "--group", "g", "--follow"],
+            env=environment(PENSTOCK_BOOTSTRAP=mortal.bootstrap),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"x\n"
+            mortal.kill()
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert err.decode() == "penstock: group g: what was read last may not be committed: the broker does not answer\n"
 
 
 def test_members_share_the_partitions(cli: Run, broker: product.Broker, topic: str, group: str) -> None:

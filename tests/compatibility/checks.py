@@ -24,7 +24,17 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from penstock import Broker
 from tests.clients import test_transactions as transactions
-from tests.clients.drivers import WAIT_S, Aiokafka, Client, Confluent, KafkaPython, Kcat, Sent, kafka
+from tests.clients.drivers import (
+    WAIT_S,
+    Aiokafka,
+    Client,
+    Confluent,
+    KafkaPython,
+    Kcat,
+    Sent,
+    confluent_consumer,
+    kafka,
+)
 from tests.clients.members import AiokafkaMember, ConfluentMember, KafkaPythonMember, Member, Read, until
 from tests.compatibility.matrix import Gap
 
@@ -100,25 +110,17 @@ def idempotent(client: Client, **settings: Any) -> Check:
     return check
 
 
-def transactional(write: Callable[..., None], read: Callable[..., list[bytes | None]]) -> Check:
+def transactional(
+    write: Callable[..., None], read: Callable[..., list[bytes | None]], transform: Callable[..., None]
+) -> Check:
     def check(broker: Broker, topic: str) -> str | None:
         committed, aborted = [b"committed %d" % at for at in range(12)], [b"aborted %d" % at for at in range(6)]
-        plan = [(committed[:6], True), (aborted, False), (committed[6:], True)]
-        write(broker.bootstrap, f"{topic}-id", topic, plan)
+        write(broker.bootstrap, f"{topic}-id", topic, [(committed[:6], True), (aborted, False), (committed[6:], True)])
         seen = read(broker.bootstrap, topic, 12, "read_committed")
         assert transactions.sorted_values(seen) == sorted(committed)
         everything = read(broker.bootstrap, topic, 18, "read_uncommitted")
         assert transactions.sorted_values(everything) == sorted(committed + aborted)
-        return None
 
-    return check
-
-
-def transactional_with_offsets(
-    write: Callable[..., None], read: Callable[..., list[bytes | None]], transform: Callable[..., None]
-) -> Check:
-    def check(broker: Broker, topic: str) -> str | None:
-        transactional(write, read)(broker, topic)
         source, target = f"{topic}-source", f"{topic}-target"
         for made in admin_of(broker).create_topics([NewTopic(name, 3) for name in (source, target)]).values():
             made.result(WAIT_S)
@@ -131,34 +133,43 @@ def transactional_with_offsets(
     return check
 
 
-def kcat_writes(bootstrap: str, name: str, topic: str, plan: Sequence[tuple[Sequence[bytes], bool]]) -> None:
-    """kcat commits at the end of its input, and aborts when it is told to go before that."""
+def kcat_transactional(broker: Broker, topic: str) -> str | None:
+    """kcat commits at the end of its input. One that is killed before leaves an open transaction, which the next aborts."""
     assert Kcat.path is not None
-    command = [Kcat.path, "-P", "-b", bootstrap, "-t", topic, "-p0", f"-Xtransactional.id={name}", "-Xlinger.ms=0"]
-    for values, is_committed in plan:
-        lines = b"".join(value + b"\n" for value in values)
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    where = ["-b", broker.bootstrap, "-t", topic, "-p0"]
+    command = [Kcat.path, "-P", *where, f"-Xtransactional.id={topic}-id", "-Xlinger.ms=0"]
+
+    def commit(lines: list[bytes]) -> None:
+        run = subprocess.run(command, input=b"\n".join(lines), capture_output=True, timeout=WAIT_S, check=False)
+        assert run.returncode == 0, run.stderr
+
+    def read(level: str) -> list[bytes]:
+        return Kcat().run("-C", "-q", "-e", *where, "-o", "beginning", f"-Xisolation.level={level}").stdout.split(b"\n")
+
+    first, later = [b"committed %d" % at for at in range(6)], [b"later %d" % at for at in range(6)]
+    commit(first)
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process,
+        confluent_consumer(broker.bootstrap, **{"isolation.level": "read_uncommitted"}) as consumer,
+    ):
+        try:
             assert process.stdin is not None
-            if is_committed:
-                process.communicate(lines, timeout=WAIT_S)
-                assert process.returncode == 0
-            else:
-                before = _end(bootstrap, topic)
-                process.stdin.write(lines)
-                process.stdin.flush()
-                until(lambda: _end(bootstrap, topic) >= before + len(values), "all of it is in the log")  # noqa: B023
-                process.send_signal(signal.SIGTERM)
-                process.wait(WAIT_S)
-
-
-def _end(bootstrap: str, topic: str) -> int:
-    done = Kcat().run("-Q", "-b", bootstrap, "-Xisolation.level=read_uncommitted", "-t", f"{topic}:0:-1")
-    return int(done.stdout.split()[-1])
-
-
-def kcat_reads(bootstrap: str, topic: str, count: int, level: str) -> list[bytes | None]:
-    done = Kcat().run("-C", "-q", "-e", "-b", bootstrap, "-t", topic, "-o", "beginning", f"-Xisolation.level={level}")
-    return list(done.stdout.splitlines())
+            # it takes its input in large pieces: the first of these is sent when the last is still underway
+            process.stdin.write(b"".join(b"aborted " + b"x" * 50_000 + b"\n" for _ in range(6)))
+            process.stdin.flush()
+            partition = TopicPartition(topic, 0)
+            ends = len(first) + 1
+            until(
+                lambda: consumer.get_watermark_offsets(partition, WAIT_S)[1] > ends, "the open transaction has records"
+            )
+        finally:
+            process.kill()
+    commit(later)
+    assert read("read_committed")[:-1] == first + later
+    everything = read("read_uncommitted")[:-1]
+    assert any(value.startswith(b"aborted") for value in everything)
+    assert [value for value in everything if not value.startswith(b"aborted")] == first + later
+    return None
 
 
 # ---- groups -----------------------------------------------------------------------------------------------------------
@@ -292,9 +303,12 @@ def kafka_python_has_no_protocol(broker: Broker, _topic: str) -> bool:
     return False
 
 
-def kcat_has_no_protocol(broker: Broker, topic: str) -> bool:
-    done = Kcat().run("-b", broker.bootstrap, "-Xgroup.protocol=consumer", "-G", "g", topic)
-    return b"No such configuration property" in done.stderr
+def kcat_consumer(broker: Broker, topic: str) -> str | None:
+    """kcat is as old as the librdkafka that it was linked with."""
+    asked = Kcat().run("-L", "-b", broker.bootstrap, "-Xgroup.protocol=consumer")
+    if b"No such configuration property" in asked.stderr:
+        raise Gap("its librdkafka is older than the protocol")
+    return group(KcatMember, kind=ConsumerGroupType.CONSUMER, **{"group.protocol": "consumer"})(broker, topic)
 
 
 # ---- administration ---------------------------------------------------------------------------------------------------
@@ -423,7 +437,7 @@ CHECKS: dict[str, dict[str, Check]] = {
     "confluent-kafka": {
         "produce": produce(Confluent(), _ALL),
         "idempotent": idempotent(Confluent(), **{"enable.idempotence": True}),
-        "transactional": transactional_with_offsets(
+        "transactional": transactional(
             transactions.write_confluent, transactions.read_confluent, transactions.transform_confluent
         ),
         "classic": group(ConfluentMember, assignor="range", **_RDKAFKA),
@@ -439,7 +453,7 @@ CHECKS: dict[str, dict[str, Check]] = {
     "aiokafka": {
         "produce": produce(Aiokafka(), Aiokafka.codecs),
         "idempotent": idempotent(Aiokafka(), enable_idempotence=True),
-        "transactional": transactional_with_offsets(
+        "transactional": transactional(
             transactions.write_aiokafka, transactions.read_aiokafka, transactions.transform_aiokafka
         ),
         "classic": group(AiokafkaMember, assignor="range", **_OTHERS),
@@ -454,7 +468,7 @@ CHECKS: dict[str, dict[str, Check]] = {
     "kafka-python": {
         "produce": produce(KafkaPython(), KafkaPython.codecs),
         "idempotent": idempotent(KafkaPython(), enable_idempotence=True),
-        "transactional": transactional_with_offsets(
+        "transactional": transactional(
             transactions.write_kafka_python, transactions.read_kafka_python, transactions.transform_kafka_python
         ),
         "classic": group(KafkaPythonMember, assignor="range", **_OTHERS),
@@ -472,10 +486,10 @@ CHECKS: dict[str, dict[str, Check]] = {
     "kcat": {
         "produce": produce(Kcat(), Kcat.codecs),
         "idempotent": idempotent(Kcat(), **{"enable.idempotence": "true"}),
-        "transactional": transactional(kcat_writes, kcat_reads),
+        "transactional": kcat_transactional,
         "classic": group(KcatMember, assignor="range", **_RDKAFKA),
         "cooperative": group(KcatMember, assignor="cooperative-sticky", **_COOPERATIVE, **_RDKAFKA),
-        "consumer": gap(kcat_has_no_protocol, "its librdkafka (2.0) is older than the protocol"),
+        "consumer": kcat_consumer,
         "static": static(KcatMember, "group.instance.id", **_RDKAFKA),
         "admin": kcat_admin,
     },

@@ -114,13 +114,13 @@ def render(cells: Cells) -> str:
 
 
 def stated(page: str) -> dict[tuple[str, str], Cell]:
-    """What the page says of each cell, without the versions."""
+    """What the page says of each cell."""
     notes = dict(re.findall(r"^- ([^:]+): (.+)$", page.partition("\n## ")[2], re.MULTILINE))
     cells = {}
     for line in page.splitlines():
         columns = [column.strip() for column in line.strip("|").split("|")]
-        client = columns[0].partition(" (")[0]
+        client, _, version = columns[0].partition(" (")
         if client in CLIENTS and len(columns) == len(FEATURES) + 1:
             for (feature, title), word in zip(FEATURES.items(), columns[1:], strict=True):
-                cells[client, feature] = Cell(word, notes.get(f"{client}, {title}", ""))
+                cells[client, feature] = Cell(word, notes.get(f"{client}, {title}", ""), version.rstrip(")"))
     return cells

@@ -30,11 +30,14 @@ def broker() -> Iterator[Broker]:
 
 
 def conclude(client: str, feature: str, cell: Cell) -> None:
-    """Keep the cell, and hold the page to it; when the page is about to be written it has no say."""
+    """Keep the cell, and hold the page to it if it speaks of this version of the client.
+
+    When the page is about to be written it has no say.
+    """
     matrix.leave(client, feature, cell)
     if os.environ.get("PENSTOCK_WRITE_DOCS") != "1":
         said = matrix.stated(PAGE.read_text())[client, feature]
-        assert said[:2] == cell[:2], f"{client}, {FEATURES[feature]}: write the page again with `make matrix`"
+        assert said == cell or said.version != cell.version, f"{client}, {feature}: write the page again: `make matrix`"
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -80,10 +83,9 @@ def test_a_page_says_what_it_was_written_from() -> None:
         (client, feature): Cell(*((NO, "it has none") if feature == "static" else (YES,)))
         for client, feature in itertools.product(CLIENTS[:-1], FEATURES)
     }
-    cells["kcat", "admin"] = Cell(YES, "some: of it", "1.7")
+    cells["kcat", "admin"] = Cell(YES, "some: of it")
+    cells = {place: cell._replace(version="1.2, other 3") for place, cell in cells.items()}
     said = matrix.stated(matrix.render(cells))
-    assert {place: said[place] for place in cells} == {
-        place: cell._replace(version="") for place, cell in cells.items()
-    }
+    assert {place: said[place] for place in cells} == cells
     assert said[CLIENTS[-1], "produce"].word == NOT_RUN
     assert said[CLIENTS[-1], "produce"].note

@@ -37,7 +37,7 @@ def broker() -> Iterator[Broker]:
 @contextlib.contextmanager
 def client_of(broker: Broker, dialect: str) -> Iterator[DialectClient]:
     host, _, port = broker.addresses[dialect].rpartition(":")
-    with contextlib.closing(CLIENTS[dialect](host, int(port), 20.0)) as client:
+    with contextlib.closing(CLIENTS[dialect]([(host, int(port))], 20.0)) as client:
         yield client
 
 

@@ -197,6 +197,18 @@ def test_full_segments_that_changed_after_a_clean_stop_keep_the_log_offline(
     crash(again)
 
 
+def test_a_log_that_lost_its_first_segment_before_a_crash_is_offline(tmp_path: Path) -> None:
+    """Segments are deleted only below a log start offset that is safe, so that nobody has to guess."""
+    directory, log = filled(tmp_path)
+    flush(log, directory.disk)
+    checkpoint(directory, log)
+    crash(directory)
+    log.segments[0].path.unlink()
+    again = DataDirectory(tmp_path)
+    assert "but offsets from 0 on were safely written" in offline_reason(again, **SMALL)
+    crash(again)
+
+
 def test_a_missing_folder_is_offline(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path)
     assert offline_reason(directory, "other-0") == "its folder is missing"
@@ -402,3 +414,30 @@ def test_epochs_are_made_again_from_the_log_when_their_file_is_lost_or_damaged(t
         found = open_log(again, **SMALL)
         assert (found.epochs.load(), found.leader_epoch, found.log_end_offset) == (expected, 5, 6)
         again.close([found], clean=True)
+
+
+def test_a_log_that_was_emptied_and_rolled_stops_and_starts_cleanly(tmp_path: Path) -> None:
+    """The segment before the new one is wholly below the log start, though nobody has dropped it yet."""
+    directory, log = filled(tmp_path, [b"a" * 200])
+    flush(log, directory.disk)
+    log.advance_start(1)
+    append(log, [b"b" * 200])
+    assert len(log.segments) == 2
+    directory.close([log], clean=True)
+    again = DataDirectory(tmp_path)
+    assert values_of(open_log(again, **SMALL), again.disk) == [b"b" * 200]
+    crash(again)
+
+
+def test_after_a_clean_stop_the_checkpoint_knows_as_much_as_the_marker(tmp_path: Path) -> None:
+    directory, log = filled(tmp_path)
+    flush(log, directory.disk)
+    checkpoint(directory, log)
+    log.drop_segments(2)
+    start = log.log_start_offset
+    directory.close([log], clean=True)
+    for _ in range(2):  # the first start uses the marker, the second has the checkpoint alone
+        again = DataDirectory(tmp_path)
+        found = open_log(again, **SMALL)
+        assert (found.log_start_offset, values_of(found, again.disk)) == (start, VALUES[start:])
+        crash(again)

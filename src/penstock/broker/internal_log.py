@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 from penstock.broker.partition import Partition
 from penstock.model.errors import Fault
 from penstock.records.batch import HEADER_BYTES, Batch
-from penstock.records.builder import NewRecord, build_batch
+from penstock.records.builder import NewRecord, build_batch, build_run
 
 LOAD_SLICE_S = 0.002
 """How long replaying may hold the loop at a time."""
@@ -42,12 +42,16 @@ class InternalLog:
         producer_epoch: int = -1,
     ) -> None:
         """Append in one batch, transactional when there is a producer. Raises BrokerError."""
-        data = build_batch(
-            [NewRecord(now_ms, key, value) for key, value in records],
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            transactional=producer_id >= 0,
-        )
+        keys, values = zip(*records, strict=True)
+        if producer_id < 0 and None not in values:
+            data = build_run(values, now_ms, keys)
+        else:
+            data = build_batch(
+                [NewRecord(now_ms, key, value) for key, value in records],
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                transactional=producer_id >= 0,
+            )
         self._partition.append_own(data, now_ms)
 
     def when_safe(self, then: Callable[[Fault], None]) -> None:

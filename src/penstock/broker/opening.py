@@ -178,13 +178,12 @@ class Loading:
 
 
 def _is_real(log: PartitionLog, entry: AbortedTransaction) -> bool:
-    """Whether the log has the transaction's marker and, if it still has it, its first batch."""
+    """Whether the log has the transaction's first batch and its marker."""
     for offset, is_control in ((entry.first_offset, False), (entry.last_offset, True)):
-        if offset >= log.log_start_offset:
-            found = next(log.headers(offset), None)
-            if found is None:
-                return False
-            batch = found[2]
-            if (batch.base_offset, batch.producer_id, batch.is_control) != (offset, entry.producer_id, is_control):
-                return False
+        found = next(log.headers(offset), None)
+        if found is None:
+            return False
+        batch = found[2]
+        if (batch.base_offset, batch.producer_id, batch.is_control) != (offset, entry.producer_id, is_control):
+            return False
     return entry.first_offset < entry.last_offset

@@ -8,8 +8,8 @@ more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from penstock.broker.engine import Isolation, Read, ReadResult, RecordsRead
 from penstock.broker.partition import Partition
@@ -44,12 +44,18 @@ class RecordReads:
         self._reads = reads
         self._readers = readers
         self._cache = RecordCache()
+        self._unpacking: dict[tuple[Segment, int], list[Callable[[Future[DecodedBatch]], None]]] = {}
+        """Who waits for batches that a thread is unpacking."""
 
     def read(
         self, partition: Partition | None, offset: int, max_records: int, max_bytes: int, max_wait_ms: int
     ) -> RecordsRead | Pending[RecordsRead]:
         if partition is None:
             return RecordsRead(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+        if max_records == 1 or max_bytes <= 1:
+            one = self._at_hand(partition, offset)
+            if one is not None:
+                return one
         try:
             found = self._look(partition, offset, max_records, max_bytes)
         except (Cold, _Slow) as slow:
@@ -60,6 +66,23 @@ class RecordReads:
         return self._when_more(partition, offset, max_records, max_bytes, wait_ms)
 
     # ------------------------------------------------------------------------------------------------ now
+
+    def _at_hand(self, partition: Partition, offset: int) -> RecordsRead | None:
+        """The one record, if its batch is in the cache and nothing about it has to be asked: the way of most reads."""
+        log = partition.log
+        end = partition.last_stable_offset
+        if log is None or not log.log_start_offset <= offset < end:
+            return None
+        segments = log.segments
+        segment = segments[-1]
+        if offset < segment.base_offset:
+            segment = segments[log.segment_at(offset)]
+        batch = self._cache.find(segment, offset)
+        if batch is None or batch.is_control or batch.is_transactional:
+            return None
+        for record in batch.from_offset(offset):
+            return RecordsRead(Fault.NONE, (record,), record.offset + 1, log.log_start_offset, end)
+        return None
 
     def _look(self, partition: Partition, offset: int, max_records: int, max_bytes: int) -> RecordsRead:
         log = partition.log
@@ -99,24 +122,21 @@ class RecordReads:
 
     def _batches(self, log: PartitionLog, offset: int) -> Iterator[DecodedBatch]:
         """The decoded batches from the one that holds `offset` on. Raises Cold and _Slow."""
-        located = log.locate(offset)
-        while located is not None:
-            segment, place = located
-            position = place.position
-            known = self._cache.get((log, place.base_offset))
-            if known is not None and known.last_offset == place.last_offset:
+        while offset < log.log_end_offset:
+            known = self._cache.find(log.segments[log.segment_at(offset)], offset)
+            if known is not None:
                 yield known
-                position += place.size
-            while position < segment.size:
-                for batch in self._span(segment, position):
-                    position += batch.size
-                    if batch.next_offset <= offset:
-                        continue
-                    decoded = DecodedBatch(batch)
-                    self._cache.put((log, batch.base_offset), decoded)
-                    yield decoded
-            following = log.segment_at(segment.base_offset) + 1
-            located = log.locate(log.segments[following].base_offset) if following < len(log.segments) else None
+                offset = known.last_offset + 1
+                continue
+            located = log.locate(offset)
+            if located is None:
+                return
+            segment, place = located
+            for batch in self._span(segment, place.position):
+                decoded = DecodedBatch(batch)
+                self._cache.put(segment, decoded)
+                yield decoded
+                offset = decoded.last_offset + 1
 
     @staticmethod
     def _span(segment: Segment, position: int) -> Iterator[Batch]:
@@ -166,19 +186,26 @@ class RecordReads:
         if isinstance(slow, Cold):
             self._reads.warm(slow, go_on)
             return answer
-        log = partition.log
-        assert log is not None
-        segment, place = slow.segment, slow.place
-        unpacking = self._readers.submit(_unpacked, segment, place)
+        key = slow.segment, slow.place.base_offset
 
-        def unpacked(_: object) -> None:
-            error = unpacking.exception()
-            if error is not None:
+        def unpacked(done: Future[DecodedBatch]) -> None:
+            if done.exception() is None:
+                self._cache.put(slow.segment, done.result())
+            for then in self._unpacking.pop(key):
+                then(done)
+
+        def go_on_with(done: Future[DecodedBatch]) -> None:
+            if done.exception() is None:
+                go_on()
+            else:
                 answer.complete(RecordsRead(Fault.STORAGE_ERROR, (), offset))
-                return
-            self._cache.put((log, place.base_offset), unpacking.result())
-            go_on()
 
+        waiting = self._unpacking.get(key)
+        if waiting is not None:
+            waiting.append(go_on_with)
+            return answer
+        self._unpacking[key] = [go_on_with]
+        unpacking = self._readers.submit(_unpacked, slow.segment, slow.place)
         unpacking.add_done_callback(lambda done: self._loop.call_soon_threadsafe(unpacked, done))
         return answer
 
@@ -216,5 +243,5 @@ class RecordReads:
 
 def _unpacked(segment: Segment, place: Place) -> DecodedBatch:
     decoded = DecodedBatch(Batch(memoryview(segment.read_batch(place))))
-    decoded.unpack()
+    decoded.find_starts()
     return decoded

@@ -7,7 +7,7 @@ max.message.bytes; a record larger than that has a batch to itself, because the 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from penstock.broker.engine import Acks, Bytes, RunAppended
@@ -23,6 +23,8 @@ def append_run(
 ) -> RunAppended | Pending[RunAppended]:
     if partition.config.compacts and (keys is None or any(key is None for key in keys)):
         return RunAppended(Fault.INVALID_RECORD, text="a record of a compacted topic needs a key")
+    if len(values) == 1:
+        return _appended(partition, (build_run(values, now_ms, keys),), acks, now_ms)
     sizes = list(map(len, values))
     if keys is not None:
         sizes = [size + (0 if key is None else len(key)) for size, key in zip(sizes, keys, strict=True)]
@@ -52,7 +54,7 @@ def append_new(
 
 
 def _appended(
-    partition: Partition, made: Iterator[bytearray], acks: int, now_ms: int
+    partition: Partition, made: Iterable[bytearray], acks: int, now_ms: int
 ) -> RunAppended | Pending[RunAppended]:
     try:
         appended = partition.append_made(made, now_ms)

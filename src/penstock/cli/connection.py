@@ -24,7 +24,7 @@ _CONNECT_TIMEOUT_S = 3.0
 Bootstrap = Annotated[
     str,
     typer.Option(
-        "--bootstrap", "-b", help="HOST:PORT of the broker; several with commas.", envvar="PENSTOCK_BOOTSTRAP"
+        "--bootstrap", "-b", metavar="HOST:PORT", help="The broker; several with commas.", envvar="PENSTOCK_BOOTSTRAP"
     ),
 ]
 Spot = tuple[str, int]
@@ -41,16 +41,20 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def reach(bootstrap: str) -> None:
-    """Fail at once, and with the reason, when nobody listens there: librdkafka would try for a long time."""
+def reach(bootstrap: str, listener: str = "it") -> list[tuple[str, int]]:
+    """The addresses, one that can be reached first. Fails at once, and with the reason, when nobody listens there:
+    librdkafka would try for a long time."""
+    addresses = [host_and_port(address) for address in bootstrap.split(",")]
     problems = []
-    for address in bootstrap.split(","):
+    for at, (host, port) in enumerate(addresses):
         try:
-            with socket.create_connection(host_and_port(address), timeout=_CONNECT_TIMEOUT_S):
-                return
+            with socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S):
+                return addresses[at:] + addresses[:at]
         except OSError as error:
-            problems.append(f"{address.strip()}: {getattr(error, 'strerror', None) or error}")
-    raise Failed(f"no broker at {'; '.join(problems)} (start one with `penstock serve`, or name it with --bootstrap)")
+            problems.append(f"{host}:{port}: {error.strerror or error}")
+    raise Failed(
+        f"no broker at {'; '.join(problems)} (start one with `penstock serve`, or name {listener} with --bootstrap)"
+    )
 
 
 def client_config(bootstrap: str, **settings: Any) -> dict[str, Any]:

@@ -43,7 +43,9 @@ def consume(
             "@MILLISECONDS.",
         ),
     ] = "beginning",
-    partition: Annotated[list[int] | None, typer.Option(min=0, help="Only these. [default: all]")] = None,
+    partition: Annotated[
+        list[int] | None, typer.Option(metavar="N", min=0, help="Only there; several times. [default: all]")
+    ] = None,
     group: Annotated[
         str | None,
         typer.Option(
@@ -52,7 +54,9 @@ def consume(
             "committed nothing), and commit what was printed.",
         ),
     ] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=0, help="Stop after so many records.")] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", metavar="N", min=0, help="Stop after so many records.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow/--until-end", help="Wait for more, or stop where the topic ended at the start.")
     ] = False,
@@ -60,7 +64,7 @@ def consume(
         OutputFormat, typer.Option("--format", help="What is printed of a record.")
     ] = OutputFormat.value,
     key_separator: Annotated[
-        str, typer.Option("--key-separator", "-K", help="What is between key and value with keyvalue.")
+        str, typer.Option("--key-separator", "-K", metavar="TEXT", help="What is between key and value with keyvalue.")
     ] = ":",
     dialect: DialectOption = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,

@@ -1,7 +1,7 @@
 """The small clients of the other dialects, behind the few methods that `produce` and `consume` need of them.
 
-Five of them differ in two ways only: what they call things, and whether a reader says the offset (`_ByOffset` keeps it) or
-the broker keeps it for a group (MiniKafka). What is asked of them is `DialectClient`.
+They differ in what they call things, and in who keeps the place of a reader: the reader itself (`_ByOffset`), or the broker
+for a group (MiniKafka). What is asked of each is `DialectClient`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
+
+Address = tuple[str, int]
 
 
 class Pair(NamedTuple):
@@ -133,10 +135,10 @@ class _FluxGo:
     carries_keys = False
     groups = Groups.MAY
 
-    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[Address], timeout_s: float) -> None:
         from penstock.client.fluxgo import FluxGoClient, FluxGoError
 
-        self._client = client = FluxGoClient(host, port, timeout_s)
+        self._client = client = FluxGoClient(*addresses[0], timeout_s)
         self.failure = FluxGoError
         self.committed, self.commit, self.close = client.fetch_offset, client.commit, client.close
 
@@ -168,10 +170,10 @@ class _RustLog:
     carries_keys = False
     groups = Groups.MAY
 
-    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[Address], timeout_s: float) -> None:
         from penstock.client.rustlog import RustLogClient, RustLogError
 
-        self._client = client = RustLogClient(host, port, timeout_s)
+        self._client = client = RustLogClient(*addresses[0], timeout_s)
         self.failure = RustLogError
         self.committed, self.commit, self.close = client.fetch_offset, client.commit, client.close
 
@@ -190,10 +192,10 @@ class _Day1:
     carries_keys = True
     groups = Groups.NEVER
 
-    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[Address], timeout_s: float) -> None:
         from penstock.client.day1 import Day1Client, Day1Error
 
-        self._client = Day1Client(host, port, timeout_s)
+        self._client = Day1Client(*addresses[0], timeout_s)
         self.failure = Day1Error
         self.records, self.close = self._client.records, self._client.close
 
@@ -211,6 +213,38 @@ class _Day1:
         """Nothing to commit to: `groups` is NEVER."""
 
 
+class _FlyMQ:
+    """In opcode frames. It knows the other servers too, and goes to them when one dies."""
+
+    carries_keys = True
+    groups = Groups.MAY
+
+    def __init__(self, addresses: Sequence[Address], timeout_s: float) -> None:
+        from penstock.client.flymq import FlyMQClient, FlyMQError
+
+        self._client = FlyMQClient([f"[{host}]:{port}" for host, port in addresses], timeout_s=timeout_s)
+        self.failure = FlyMQError
+        self.records, self.close = self._client.records, self._client.close
+
+    def produce(self, topic: str, partition: int | None, records: Sequence[Pair]) -> None:
+        from penstock.client.flymq import ANY_PARTITION
+
+        keys, values = [record.key for record in records], [record.value for record in records]
+        self._client.produce_many(topic, values, keys, ANY_PARTITION if partition is None else partition)
+
+    def partitions(self, topic: str) -> list[int]:
+        return sorted(row.partition for row in self._client.metadata(topic))
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        """From the description: asked for one partition, FlyMQ says 0 for "none" too."""
+        if self._client.committed(topic, group, partition) is None:
+            return None
+        return self._client.describe_group(topic, group).offsets.get(partition)
+
+    def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
+        self._client.commit(topic, group, partition, offset)
+
+
 class _MiniKafka:
     """The broker keeps the group's place, and gives the same message until it is acknowledged."""
 
@@ -219,10 +253,10 @@ class _MiniKafka:
     groups = Groups.MUST
     records_per_commit = 1
 
-    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[Address], timeout_s: float) -> None:
         from penstock.client.minikafka import MiniKafkaClient, MiniKafkaError
 
-        self._client = MiniKafkaClient(host, port, timeout_s)
+        self._client = MiniKafkaClient(*addresses[0], timeout_s)
         self.failure = MiniKafkaError
         self.close = self._client.close
         self._unacknowledged = False
@@ -244,11 +278,13 @@ class _MiniKafka:
             self._unacknowledged = False
 
 
-CLIENTS: Mapping[str, Callable[[str, int, float], DialectClient]] = MappingProxyType(
+CLIENTS: Mapping[str, Callable[[Sequence[Address], float], DialectClient]] = MappingProxyType(
     {
         "fluxgo": lambda *where: _ByOffset(_FluxGo(*where)),
         "minikafka": _MiniKafka,
         "rustlog": lambda *where: _ByOffset(_RustLog(*where)),
+        "flymq": lambda *where: _ByOffset(_FlyMQ(*where)),
         "day1": lambda *where: _ByOffset(_Day1(*where)),
     }
 )
+"""Made of the addresses of its servers and a timeout; the first is one that can be reached."""

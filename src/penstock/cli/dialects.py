@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.connection import TIMEOUT_S, host_and_port
+from penstock.cli.connection import TIMEOUT_S, reach
 from penstock.cli.dialect_clients import CLIENTS, DialectClient
 from penstock.cli.failure import Failed
 from penstock.model.listeners import PORTS
@@ -19,6 +19,7 @@ class DialectName(enum.StrEnum):
     fluxgo = "fluxgo"
     minikafka = "minikafka"
     rustlog = "rustlog"
+    flymq = "flymq"
     day1 = "day1"
 
 
@@ -43,20 +44,14 @@ def dialect_address(context: typer.Context, name: DialectName, bootstrap: str) -
 @contextlib.contextmanager
 def speaking(name: DialectName, address: str, timeout_s: float = TIMEOUT_S) -> Iterator[DialectClient]:
     """A connected client; whatever goes wrong with it becomes `Failed`."""
-    host, port = host_and_port(address)
+    addresses = reach(address, f"its {name} listener")
     try:
-        client = CLIENTS[name](host, port, timeout_s)
-    except OSError as error:
-        raise Failed(
-            f"no broker at {address}: {error.strerror or error} (start one with `penstock serve`, or name its {name} "
-            "listener with --bootstrap)"
-        ) from None
-    try:
-        with contextlib.closing(client):
-            yield client
+        with contextlib.closing(client := CLIENTS[name](addresses, timeout_s)):
+            try:
+                yield client
+            except client.failure as error:
+                raise Failed(f"{name} at {address}: {error}") from None
     except TimeoutError:
         raise Failed(f"{name} at {address}: the broker does not answer") from None
     except OSError as error:
         raise Failed(f"{name} at {address}: {error.strerror or error}") from None
-    except client.failure as error:
-        raise Failed(f"{name} at {address}: {error}") from None

@@ -45,7 +45,7 @@ Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 
 @app.command("list")
 def list_(bootstrap: Bootstrap = BOOTSTRAP_DEFAULT, as_json: AsJson = False) -> None:
-    """List the groups, each with its members and its lag over all partitions."""
+    """List the groups with their members and lag."""
     admin = admin_client(bootstrap)
     names = [str(listing.group_id) for listing in list_groups(admin)]
     groups = describe_groups(admin, names)
@@ -71,7 +71,7 @@ def list_(bootstrap: Bootstrap = BOOTSTRAP_DEFAULT, as_json: AsJson = False) -> 
 
 @app.command()
 def describe(name: Name, bootstrap: Bootstrap = BOOTSTRAP_DEFAULT, as_json: AsJson = False) -> None:
-    """Show a group's members, what each reads, and the lag of each partition."""
+    """Show a group's members, and the lag of each partition."""
     checked_group(name)
     admin = admin_client(bootstrap)
     group = describe_group(admin, name)

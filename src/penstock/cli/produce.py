@@ -65,21 +65,28 @@ def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read lines from there. [default: stdin]"),
+        typer.Option(
+            "--file", "-f", metavar="FILE", exists=True, dir_okay=False, help="Read lines from there. [default: stdin]"
+        ),
     ] = None,
     format_: Annotated[
         InputFormat | None, typer.Option("--format", help="What a line is. [default: value, with a separator keyvalue]")
     ] = None,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", help="What is between key and value. [default: ':']")
+        str | None,
+        typer.Option("--key-separator", "-K", metavar="TEXT", help="What is between key and value. [default: ':']"),
     ] = None,
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="For every record; several times.")
     ] = None,
-    partition: Annotated[int | None, typer.Option(min=0, help="[default: by the key's hash]")] = None,
+    partition: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Only there. [default: by the key's hash]")
+    ] = None,
     acks: Annotated[Acks, typer.Option(help="Who must have a record before it counts as delivered.")] = Acks.all,
     compression: Annotated[Compression, typer.Option(help="How batches are compressed.")] = Compression.none,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to try to deliver a record.")] = 30.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long to try to deliver a record.")
+    ] = 30.0,
     dialect: DialectOption = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ Writer = Callable[["Message"], bytes]
 
 _MESSAGES_PER_CALL = 1_000
 _POLL_S = 0.25
+_COMMIT_INTERVAL_MS = 1_000
+_LEAVE_S_MAX = 5.0
 _NO_GROUP = "penstock-consume"
 """The client library wants a name; nothing is ever committed under it."""
 
@@ -68,6 +71,7 @@ class Reading:
             **config,
             "group.id": group,
             "enable.auto.commit": True,
+            "auto.commit.interval.ms": _COMMIT_INTERVAL_MS,
             "enable.auto.offset.store": False,
             "auto.offset.reset": otherwise,
             "on_commit": self._committed,
@@ -80,7 +84,7 @@ class Reading:
             self._store,
         )
         if self._commit_failure is not None:
-            raise Failed(f"group {group}: what was read last could not be committed: {self._commit_failure}")
+            raise Failed(f"group {group}: what was read last may not be committed: {self._commit_failure}")
 
     def _run(
         self, settings: dict[str, Any], begin: Callable[[Consumer], None], wrote: Callable[[Consumer], None]
@@ -95,7 +99,16 @@ class Reading:
             # The reader of the pipe has seen enough; what is still buffered has nowhere to go.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finally:
-            consumer.close()
+            self._leave(consumer)
+
+    def _leave(self, consumer: Consumer) -> None:
+        """Commit and say goodbye, in bounded time: without a broker the client library would try for as long as a session
+        lasts, and again when the object is freed. A thread that nobody waits for keeps it."""
+        leaving = threading.Thread(target=consumer.close, daemon=True)
+        leaving.start()
+        leaving.join(_LEAVE_S_MAX)
+        if leaving.is_alive():
+            self._commit_failure = "the broker does not answer"
 
     def _read(self, consumer: Consumer, wrote: Callable[[Consumer], None]) -> None:
         out = sys.stdout.buffer

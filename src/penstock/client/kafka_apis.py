@@ -44,7 +44,7 @@ VERSIONS: Final[dict[Api, tuple[int, int]]] = {
     Api.LIST_OFFSETS: (2, 11),
     Api.METADATA: (4, 13),
     Api.OFFSET_COMMIT: (2, 9),
-    Api.OFFSET_FETCH: (1, 9),
+    Api.OFFSET_FETCH: (2, 9),
     Api.FIND_COORDINATOR: (0, 6),
     Api.SASL_HANDSHAKE: (1, 1),
     Api.API_VERSIONS: (0, 4),

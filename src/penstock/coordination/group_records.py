@@ -29,10 +29,13 @@ _NULL_METADATA_TAG = 7_000
 _NAMES: dict[bytes, tuple[str, str]] = {}
 _NAMES_MAX = 10_000
 
+_OFFSET_KEY = b"\0\1"
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _OFFSET_HEAD = struct.Struct(">hqih")
 _OFFSET_TIME = struct.Struct(">q")
+_PLAIN_OFFSET = struct.Struct(">hqihq")
+"""A value of version 3 without metadata, which most have."""
 
 
 class CommittedOffset(NamedTuple):
@@ -94,6 +97,8 @@ def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
 
 def decode(key: bytes | memoryview, value: bytes | memoryview | None) -> GroupRecord | None:
     """The record, or None for one that belongs to no group of ours; raises FieldError when it is damaged."""
+    if key[:2] == _OFFSET_KEY:
+        return _decode_offset(bytes(key), value)
     try:
         kind = _I16.unpack_from(key)[0]
     except struct.error:
@@ -111,7 +116,9 @@ def decode(key: bytes | memoryview, value: bytes | memoryview | None) -> GroupRe
 def _encode_offset(record: OffsetRecord) -> tuple[bytes, bytes | None]:
     group = record.group.encode()
     topic = record.topic.encode()
-    key = b"".join((b"\0\1", _I16.pack(len(group)), group, _I16.pack(len(topic)), topic, _I32.pack(record.partition)))
+    key = b"".join(
+        (_OFFSET_KEY, _I16.pack(len(group)), group, _I16.pack(len(topic)), topic, _I32.pack(record.partition))
+    )
     value = record.value
     if value is None:
         return key, None
@@ -137,11 +144,17 @@ def _encode_offset(record: OffsetRecord) -> tuple[bytes, bytes | None]:
 
 def _decode_offset(key: bytes, value: bytes | memoryview | None) -> OffsetRecord:
     # By far the most frequent record: a million of them are loaded at start. They share few names, which are kept once.
-    names = _NAMES.get(key[:-4])
-    if names is None:
-        names = _decode_names(key)
-    partition = _I32.unpack_from(key, len(key) - 4)[0]
-    return OffsetRecord(*names, partition, None if value is None else _decode_offset_value(bytes(value)))
+    names = _NAMES.get(key[:-4]) or _decode_names(key)
+    (partition,) = _I32.unpack_from(key, len(key) - 4)
+    committed = None
+    if value is not None:
+        if len(value) == _PLAIN_OFFSET.size:
+            version, offset, leader_epoch, metadata_bytes, timestamp_ms = _PLAIN_OFFSET.unpack(value)
+            if version == 3 and metadata_bytes == 0:
+                committed = CommittedOffset(offset, timestamp_ms, leader_epoch)
+        if committed is None:
+            committed = _decode_offset_value(bytes(value))
+    return OffsetRecord(*names, partition, committed)
 
 
 def _decode_names(key: bytes) -> tuple[str, str]:

@@ -153,6 +153,10 @@ def build_run(
     count = len(values)
     if not count:
         raise BatchError("a batch has at least one record")
+    if keys is not None and len(keys) != count:
+        raise BatchError(f"{len(keys)} keys for {count} values")
+    if count == 1:
+        return _build_one(values[0], timestamp_ms, None if keys is None else keys[0], base_offset, leader_epoch)
     value_lengths = list(map(len, values))
     field_bytes = list(map(_FIELD_BYTES.__getitem__, value_lengths))
     if keys is None:
@@ -163,8 +167,6 @@ def build_run(
         parts[3:-1:step] = map(_NULL_KEY_AND_LENGTH.__getitem__, value_lengths)
     else:
         # A record: head, offset delta, key length, key, value length, value.
-        if len(keys) != count:
-            raise BatchError(f"{len(keys)} keys for {count} values")
         step = 6
         fixed_bytes = 3
         parts = [b""] * (step * count + 2)
@@ -196,6 +198,30 @@ def build_run(
         producer_epoch=NO_PRODUCER_EPOCH,
         base_sequence=NO_SEQUENCE,
         count=count,
+    )
+
+
+def _build_one(value: Bytes, timestamp_ms: int, key: Bytes | None, base_offset: int, leader_epoch: int) -> bytearray:
+    """A run of one, which those send who wait for each answer."""
+    if key is None:
+        size = 5 + _FIELD_BYTES[len(value)]
+        parts: tuple[Bytes, ...] = (_NULL_KEY_AND_LENGTH[len(value)], value)
+    else:
+        size = 4 + _FIELD_BYTES[len(key)] + _FIELD_BYTES[len(value)]
+        parts = (_LENGTH[len(key)], key, _LENGTH[len(value)], value)
+    # Attributes, timestamp delta and offset delta are 0.
+    return _with_header(
+        bytearray().join((_BLANK, _LENGTH[size], b"\0\0\0", *parts, _NO_HEADERS)),
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        attributes=0,
+        last_offset_delta=0,
+        base_timestamp=timestamp_ms,
+        max_timestamp=timestamp_ms,
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=NO_PRODUCER_EPOCH,
+        base_sequence=NO_SEQUENCE,
+        count=1,
     )
 
 
@@ -296,6 +322,7 @@ _OFFSET_DELTAS_MAX = 65_536
 
 _NULL = varint(-1)
 _NO_HEADERS = varint(0)
+_BLANK = bytes(HEADER_BYTES)
 _BLANK_BEFORE_RUN = bytes(HEADER_BYTES - 1)
 """The head of a record begins with the header count of the one before; the first head's falls into the blank."""
 

@@ -40,20 +40,30 @@ class Record(NamedTuple):
 def read_records(batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
     """The records of `batch`, in offset order; raises BatchError at the first byte that is wrong.
 
-    They are copies: the batch's bytes may go when the iterator is exhausted. `limit_bytes` bounds what it unpacks to.
+    They are copies: the batch's bytes may go when the first one was asked for. `limit_bytes` bounds what it unpacks to.
     """
+    return records_from(batch, unpacked(batch, limit_bytes))
+
+
+def unpacked(batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> bytes:
+    """A copy of the records as they lie one behind the other. Raises BatchError when there cannot be so many."""
     if batch.magic != MAGIC:
         raise BatchError(f"a batch of magic {batch.magic}, only {MAGIC} is known")
     count = batch.count
     payload = batch.payload()
     if count == 0 and not payload:
         # Log cleaning leaves a bare header where a producer's last sequence must be remembered.
-        return
+        return b""
     # One copy of all: slices of bytes are bytes.
     data = decompress(batch.compression, payload, limit_bytes)
+    if not 0 <= count * RECORD_BYTES_MIN <= len(data):
+        raise BatchError(f"{count} records in {len(data)} bytes")
+    return data
+
+
+def records_from(batch: Batch, data: bytes, at: int = 0, index: int = 0) -> Iterator[Record]:
+    """The records in `data`, which is what `batch` unpacks to, from the one with that index on, which begins at `at`."""
     size = len(data)
-    if not 0 <= count * RECORD_BYTES_MIN <= size:
-        raise BatchError(f"{count} records in {size} bytes")
     base_offset = batch.base_offset
     if not INT64_MIN <= base_offset + batch.last_offset_delta <= INT64_MAX:
         raise BatchError(f"the last offset is {batch.last_offset_delta} behind {base_offset}")
@@ -61,10 +71,9 @@ def read_records(batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Ite
     append_time = batch.max_timestamp if batch.has_log_append_time else None
     base_timestamp = batch.base_timestamp
     last_offset_delta = batch.last_offset_delta
-    previous = -1
-    at = 0
+    previous = index - 1
     try:
-        for _ in range(count):
+        for _ in range(batch.count - index):
             # Varints of one byte, and lengths of two, are taken in place: calls would double the cost. All others go
             # through the bounded readers.
             raw = data[at]
@@ -145,7 +154,7 @@ def read_records(batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Ite
     except IndexError:
         raise BatchError("a record is cut off") from None
     if at != size:
-        raise BatchError(f"{size - at} bytes after the last of {count} records")
+        raise BatchError(f"{size - at} bytes after the last of {batch.count} records")
 
 
 def _read_bytes(data: bytes, offset: int, end: int) -> tuple[bytes | None, int]:

@@ -16,6 +16,7 @@ clear line; a damaged checkpoint or marker only makes recovery look at more.
 from __future__ import annotations
 
 import base64
+import itertools
 import threading
 import uuid
 from collections.abc import Iterable
@@ -160,12 +161,19 @@ class DataDirectory:
             active = log.active
             for path, entries in active.index_tail(log.log_end_offset, closing=True):
                 self.disk.append_to(path, entries)
+            closed = [
+                segment.size
+                for segment, following in itertools.pairwise(log.segments)
+                if following.base_offset > log.log_start_offset  # the others are on their way out
+            ]
             states[log.name] = LogState(
-                _bounds_of(log, len(log.segments) - 1, log.size_bytes - active.size),
+                _bounds_of(log, len(closed), sum(closed)),
                 log.leader_epoch,
                 active.size,
                 active.created_ms,
             )
+        # the marker serves one start; after that the checkpoint must know as much
+        self.write_checkpoint(self.checkpoint_payload(logs))
         write_checked(self.disk, self.path / "clean-stop", msgspec.json.encode(states))
 
     # ------------------------------------------------------------------------------------------------ logs
@@ -242,7 +250,7 @@ class DataDirectory:
 def _bounds_of(log: PartitionLog, closed_segments: int = UNKNOWN, closed_bytes: int = UNKNOWN) -> LogBounds:
     return LogBounds(
         log.flushed_offset,
-        log.log_start_offset,
+        max(log.log_start_offset, log.segments[0].base_offset),  # cleaning may have emptied the first segments
         log.topic_id,
         min(log.producerless_offset, log.flushed_offset),
         log.active.base_offset,

@@ -17,8 +17,8 @@ A batch that is damaged *before* the recovery point was once on disk in full: th
 never cut; the partition stays offline with the reason, and so does one that is shorter than its recovery point. With
 no recovery point at hand (checkpoint lost or damaged) a bad batch is a torn tail only if no sound batch follows it.
 
-What this cannot see: damage in segments before the one with the recovery point, which are not read; and a segment in the
-middle that lost whole batches at its end before a crash. The former reaches the client with its CRC.
+What this cannot see: damage in segments before the one with the recovery point, which are not read (it reaches the client
+with its CRC), and that one of them is gone or lost whole batches at its end.
 """
 
 from __future__ import annotations
@@ -219,6 +219,9 @@ class _Recovery:
             if recovery_point > bounds.log_start_offset:
                 raise Damaged(f"no segment is left, but offsets up to {recovery_point} were written")
             segments = [self._new_segment(0)]
+        begins_late = segments[0].base_offset > bounds.log_start_offset
+        if begins_late and recovery_point > 0 and not self._config.compacts:  # cleaning may have emptied the first ones
+            segments = self._without_beginning(segments, bounds)
         start = self._start = max(bounds.log_start_offset, segments[0].base_offset)
         end = self._scan(segments, bounds)
         if end < recovery_point and start < recovery_point:
@@ -240,6 +243,16 @@ class _Recovery:
         if end > recovery_point:
             log.mark_unflushed(max(recovery_point, 0))
         return log
+
+    def _without_beginning(self, segments: list[Segment], bounds: LogBounds) -> list[Segment]:
+        """The segment that the log starts in is gone: a crash can only take what was not safe."""
+        if bounds.log_start_offset < bounds.recovery_point:
+            raise Damaged(
+                f"the log begins at offset {segments[0].base_offset}, "
+                f"but offsets from {bounds.log_start_offset} on were safely written"
+            )
+        self._remove(segments)
+        return [self._new_segment(bounds.log_start_offset)]
 
     def _new_segment(self, base_offset: int) -> Segment:
         segment = Segment(self._disk, self._files, self._directory, base_offset)
@@ -410,13 +423,16 @@ class _Recovery:
         self._disk.truncate(segment.file, segment.size)
         self._disk.sync(segment.file)
         self._report.cut_bytes += file_size - segment.size
-        for later in segments[at + 1 :]:
-            self._report.cut_bytes += later.size
-            self._report.cut_segments += 1
-            self._files.forget(later.paths())
-            for path in later.paths():
-                self._disk.remove(path)
+        self._remove(segments[at + 1 :])
         del segments[at + 1 :]
+
+    def _remove(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            self._report.cut_bytes += segment.size
+            self._report.cut_segments += 1
+            self._files.forget(segment.paths())
+            for path in segment.paths():
+                self._disk.remove(path)
         self._disk.sync_directory(self._directory)
 
     # pass 6: epochs

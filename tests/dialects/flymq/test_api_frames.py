@@ -266,6 +266,14 @@ def test_a_bad_frame_between_good_ones_is_answered_in_its_place(wire: Wire) -> N
     assert fetched(wire.api_good(1, api_fetch_payload("t", 0, 0)))[0] == 6
 
 
+def test_a_frame_that_differs_in_its_number_of_headers_only_is_not_taken_for_the_one_before(wire: Wire) -> None:
+    good = api_produce("t", 0, message(b"v", timestamp=2))
+    at = len(good) - 12
+    assert good[at : at + 4] == i32(0)
+    wire.send(good * 2 + good[:at] + i32(1) + good[at + 4 :] + good)
+    assert [wire.api_answer().error for _ in range(4)] == [0, 0, 42, 0]
+
+
 def test_a_batch_is_spread_by_key_and_by_turns(wire: Wire) -> None:
     make(wire, "t", 3)
     keys = [b"a", b"", b"c", b"", b"b", b"", b"a", b""]

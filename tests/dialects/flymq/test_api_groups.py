@@ -159,6 +159,29 @@ def test_a_leader_that_dies_while_joining_leaves_the_others_with_their_shares(br
     assert len(sync(wire, "g", second)["t"]) == 1
 
 
+def test_a_leader_that_dies_before_the_others_joined_leaves_them_with_their_shares(broker: Broker) -> None:
+    """Its join waits; when its connection goes, the generation that it leads gets its assignment all the same."""
+    leader, second, third = (broker.connect() for _ in range(3))
+    make(leader, "t", 3)
+    members = settled([leader, second], "g")
+    third.send(_join_frame("g", None, {}))
+    while heartbeat(leader, "g", members[0]) != 27:
+        pass
+    leader.send(_join_frame("g", members[0], {}))
+    shard = broker.engine.groups.shards[broker.engine.groups.index_of("g")]
+    broker.until(lambda: members[0].member in shard.machine._groups["g"]._joining)
+    leader.socket.close()
+    broker.until(lambda: len(broker.listener.connections) == 2)
+    second.send(_join_frame("g", members[1], {}))
+    rest = [joined(wire.api_answer()) for wire in (second, third)]
+    assert {member.leader for member in rest} == {members[0].member}
+    shares = [sync(wire, "g", member)["t"] for wire, member in zip((second, third), rest, strict=True)]
+    assert sorted(map(len, shares)) == [1, 1]
+    assert not set(shares[0]) & set(shares[1])
+    second.socket.close()
+    third.socket.close()
+
+
 def test_old_generations_and_strangers_are_refused(wire: Wire) -> None:
     make(wire, "t", 1)
     member = joined(wire.api(11, join_payload("g")))

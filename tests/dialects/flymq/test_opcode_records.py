@@ -62,6 +62,24 @@ def test_the_document_of_produce_has_a_payload_of_23_bytes_for_hello_to_test(wir
     assert before <= found.unix_ms <= time.time_ns() // 1_000_000
 
 
+def test_the_conversation_of_the_documentation(wire: Wire) -> None:
+    wire.send(bytes.fromhex("af010101 00000017 0004 74657374 00000000 00000005 68656c6c6f ffffffff"))
+    answer = wire.exactly(8 + 0x22)
+    assert answer[:26] == bytes.fromhex("af010101 00000022 0004 74657374 00000000 0000000000000000")
+    assert answer[34:] == bytes.fromhex("ffffffff 00000005")
+    wire.send(bytes.fromhex("af010201 00000012 0004 74657374 00000000 0000000000000000"))
+    assert wire.exactly(8 + 0x0D) == bytes.fromhex("af010201 0000000d 00000000 00000005 68656c6c6f")
+    wire.send(bytes.fromhex("af010201 00000012 0004 74657374 00000000 0000000000000001"))
+    assert wire.exactly(8 + 9) == bytes.fromhex("af01ff01 00000009 00000001 0003 454f46")
+    wire.send(bytes.fromhex("00000022 0001 0000 0004 74657374 00000000 0000000000000000 00100000 00000000 00000000"))
+    fetch_answer = wire.exactly(4 + 0x40)
+    assert fetch_answer[:-8] == bytes.fromhex(
+        "00000040 0001 0000 0000 0000000000000001 00000001 0000000000000000 00000000 00 0000001d"
+        "00000019 00000000 00000005 68656c6c6f 00000000"
+    )
+    assert fetch_answer[-8:] == answer[26:34]
+
+
 def test_a_produce_makes_its_topic_with_one_partition(broker: Broker, wire: Wire) -> None:
     wire.good(produce("new.topic", b"a"))
     assert len(broker.call(lambda: broker.engine.topic("new.topic")).partitions) == 1

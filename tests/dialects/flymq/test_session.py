@@ -216,6 +216,20 @@ def test_a_request_keeps_nothing_of_the_buffer_it_came_in(broker: Broker, topic:
     assert broker.values(name)[-2:] == [(b"key", value)] * 2
 
 
+def test_a_large_produce_gives_its_buffer_back_when_it_is_performed(broker: Broker) -> None:
+    session = FlyMQSession(broker.service)
+    buffer = bytearray(produce("there-too", b"x" * SCRATCH_BYTES, b"key"))
+    broker.make_topic("there-too")
+    with memoryview(buffer) as view:
+        [request] = session.feed(view).requests
+        result = session.perform(request)
+        del view
+    assert (request.values, request.keys) == ([], None)
+    buffer.clear()  # a BufferError while anybody borrows from it
+    [answer] = session.answer(request, broker.wait(result))
+    assert Metadata.of(bytes(answer[8:])).value_size == SCRATCH_BYTES
+
+
 def test_runs_in_a_read_larger_than_the_scratch_buffer_are_performed_one_by_one(broker: Broker) -> None:
     peer = peer_of(broker)
     stream = produce("big", b"v") + produce("big", b"x" * SCRATCH_BYTES) + produce("big", b"w", b"k") * 3

@@ -286,3 +286,50 @@ def test_json_and_binary_mix_on_one_connection_and_keep_their_order(peer: Peer) 
 def test_a_long_name_in_an_error_does_not_make_the_answer_long(peer: Peer) -> None:
     message = text_of(peer.ask(json_produce(b"a", topic="\x01" * 1_000_000)))
     assert len(message) < 400
+
+
+# ---- produces that look like the one before ------------------------------------------------------------------------------
+
+ONE = b'{"Produce":{"topic":"orders","partition":0,"records":[[%b]]}}'
+LOOKALIKES = (
+    ONE % b"1,2",
+    ONE % b"",
+    ONE % b"3",
+    ONE % b" 4 , 5 ",
+    ONE % b"6],[7",
+    ONE % b"256",
+    ONE % b"-1",
+    ONE % b'"8"',
+    ONE % b"[9]",
+    ONE % b"10]",
+    ONE % b'11]],"records":[[12',
+    ONE % b'13]],"x":[[14',
+    ONE.replace(b"orders", b"unknown") % b"15",
+    b'{"Produce":{"topic":"orders","partition":0,"records":[ [16] ],"x":{"records":[[17]]}}}',
+    b'{"Produce":{"topic":"orders","partition":0,"records":[ [16] ],"x":{"records":[[18]]}}}',
+    b'{"Produce":{"topic":"orders","partition":0,"\\u0072ecords":[ [19] ],"x":{"records":[[20]]}}}',
+    b'{"Produce":{"topic":"orders","partition":0,"\\u0072ecords":[ [19] ],"x":{"records":[[21]]}}}',
+    b'{"Produce":{"records":[[22]],"topic":"orders","partition":0}}',
+    b'{"Produce":{"records":[[23]],"topic":"orders","partition":0}}',
+)
+
+
+@pytest.mark.parametrize("first", LOOKALIKES)
+def test_a_produce_is_read_the_same_behind_any_other_as_by_itself(first: bytes, broker: Broker) -> None:
+    def stored_by(*peers: Peer) -> list[bytes | None]:
+        """What all pairs store, each pair in one read, the peers taking turns."""
+        before = len(broker.values("orders"))
+        for at, second in enumerate(LOOKALIKES):
+            peers[at % len(peers)].send(frame(first) + frame(second))
+        return [value for _, value in broker.values("orders")[before:]]
+
+    def stored_alone() -> list[bytes | None]:
+        before = len(broker.values("orders"))
+        for second in LOOKALIKES:
+            for payload in (first, second):
+                Peer(broker).send(frame(payload))
+        return [value for _, value in broker.values("orders")[before:]]
+
+    expected = stored_alone()
+    assert stored_by(Peer(broker)) == expected
+    assert stored_by(*(Peer(broker) for _ in LOOKALIKES)) == expected

@@ -10,6 +10,7 @@ them, in the same order, wait in a lane. Everything else is performed as it come
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from penstock.dialects.flymq import api_frames, opcode_frames
@@ -163,32 +164,34 @@ class FlyMQSession:
         return lane.run(work)
 
     def _run(self, run: OpcodeRun) -> Any:
-        run.now_ms = self._service.engine.now_ms()
-        placed = self._place(run.topic, self._asked(run.topic, run.asked), Columns(run.values, run.keys), run)
+        def place() -> Any:
+            # The answers tell the time that the records have.
+            run.now_ms = self._service.engine.now_ms()
+            return self._place_any(run.topic, run.asked, Columns(run.values, run.keys, run.now_ms))
+
+        placed = self._when_there(run.topic, run, place)
         if run.borrows:
             run.give_back()
         return placed
 
-    def _asked(self, topic: str, asked: int) -> int:
+    def _place_any(self, topic: str, asked: int, records: Columns) -> Any:
         """The partition field of PRODUCE holds when there is such a partition; the original never looks at it."""
-        return asked if 0 <= asked < self._service.placing.partitions(topic) else -1
+        placing = self._service.placing
+        return placing.place(topic, asked if 0 <= asked < placing.partitions(topic) else -1, records)
 
     def _place(self, topic: str, asked: int, records: Columns, request: Request) -> Any:
         placing = self._service.placing
-        if placing.partitions(topic):
-            return placing.place(topic, asked, records)
-        request.keep()
-        if isinstance(request, OpcodeRun):
-            records = Columns(request.values, request.keys)
-            asked = request.asked
-        elif asked > 0:
+        if not placing.partitions(topic) and asked >= max(1, self._service.settings.partitions):
             raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+        return self._when_there(topic, request, lambda: placing.place(topic, asked, records))
 
-        def created(_: Any) -> Any:
-            chosen = self._asked(topic, asked) if isinstance(request, OpcodeRun) else asked
-            return placing.place(topic, chosen, records)
-
-        return self._hold(request, lambda: follow(placing.create(topic), created))
+    def _when_there(self, topic: str, request: Request, place: Callable[[], Any]) -> Any:
+        """`place`, after the topic has been made if there is none."""
+        placing = self._service.placing
+        if placing.partitions(topic):
+            return place()
+        request.keep()
+        return self._hold(request, lambda: follow(placing.create(topic), lambda _: place()))
 
     def _opcode(self, call: OpcodeCall) -> Any:
         service = self._service
@@ -205,8 +208,12 @@ class FlyMQSession:
     def _produce(self, call: OpcodeCall, reader: Reader) -> Any:
         """A PRODUCE that came compressed; unsound ones end here too."""
         topic, key, value, asked = reader.string(), reader.raw(), reader.raw(), reader.i32()
-        now_ms = self._service.engine.now_ms()
-        placed = self._place(topic, self._asked(topic, asked), Columns([value], [key] if key else None), call)
+        now_ms = 0
+
+        def place() -> Any:
+            nonlocal now_ms
+            now_ms = self._service.engine.now_ms()
+            return self._place_any(topic, asked, Columns([value], [key] if key else None, now_ms))
 
         def answered(outcome: Outcome) -> bytes:
             row = each(outcome, 1)[0]
@@ -214,7 +221,7 @@ class FlyMQSession:
                 raise BrokerError(row.fault, row.text)
             return record_metadata(topic, row.partition, row.offset, now_ms, key, value)
 
-        return follow(placed, answered)
+        return follow(self._when_there(topic, call, place), answered)
 
     def _api(self, call: ApiCall) -> Any:
         if call.fault is not Fault.NONE:

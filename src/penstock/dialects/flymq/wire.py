@@ -139,6 +139,10 @@ def ints(numbers: Iterable[int]) -> bytes:
 
 def repeated(template: bytes, at: int, first: int, count: int) -> bytearray:
     """`template` so many times, with a rising u64 at `at` of each: answers to a whole run, a column at a time."""
+    if count == 1:
+        answers = bytearray(template)
+        U64.pack_into(answers, at, first)
+        return answers
     size = len(template)
     answers = bytearray(template * count)
     numbers = struct.pack(f">{count}Q", *range(first, first + count))

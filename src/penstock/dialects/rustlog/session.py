@@ -64,7 +64,7 @@ def _holding(result: Any) -> Any:
 
 
 class RustLogSession:
-    __slots__ = ("_form", "_head", "_prefix", "_service", "_turn")
+    __slots__ = ("_form", "_head", "_json_head", "_prefix", "_service", "_turn")
 
     def __init__(self, service: RustLogService, client_host: str = "") -> None:
         self._service = service
@@ -72,6 +72,7 @@ class RustLogSession:
         self._prefix: bytes | None = None
         """What the last single-record produce began with: at the second in a row there will be more."""
         self._head: ProduceHead | None = None
+        self._json_head: json_form.ProduceHead | None = None
         self._turn: deque[tuple[Request, Pending[Any]]] | None = None
         """Requests that wait for a topic to be made; None when none is being made."""
         service.connections += 1
@@ -91,7 +92,15 @@ class RustLogSession:
                 values, at = head.cut(data, at, end, frame_bytes_max)
                 if values:
                     self._form = Form.BINARY
-                    _add_singles(requests, head, values)
+                    _add_singles(requests, Form.BINARY, head.topic, head.partition, values)
+                    if end - at < SIZE_BYTES:
+                        break
+            json_head = self._json_head
+            if json_head is not None and type(data) is bytes:
+                values, at = json_head.cut(data, at, end, frame_bytes_max)
+                if values:
+                    self._form = Form.JSON
+                    _add_singles(requests, Form.JSON, json_head.topic, json_head.partition, values)
                     if end - at < SIZE_BYTES:
                         break
             size: int = _SIZE.unpack_from(data, at)[0]
@@ -142,6 +151,8 @@ class RustLogSession:
         except json_form.ParseError as error:
             requests.append(Ready(json_form.parse_failed(str(error))))
             return
+        if type(payload) is bytes:
+            self._json_head = json_form.head_of(payload, request) or self._json_head
         _add_produce(requests, Form.JSON, request.topic, request.partition, values)
 
     # ------------------------------------------------------------------------------------------------ broker
@@ -282,7 +293,7 @@ class RustLogSession:
 
     def closed(self) -> None:
         self._service.connections -= 1
-        self._head = None
+        self._head = self._json_head = None
         if self._turn is not None:
             self._turn.clear()
 
@@ -325,20 +336,15 @@ def _add_produce(requests: list[Request], form: Form, topic: str, partition: int
         requests.append(ProduceRun(form, topic, partition, values, None if count == 1 else [count]))
 
 
-def _add_singles(requests: list[Request], head: ProduceHead, values: list[Bytes]) -> None:
+def _add_singles(requests: list[Request], form: Form, topic: str, partition: int, values: list[Bytes]) -> None:
     """As many produces as values, each of one record."""
     run = requests[-1] if requests else None
-    if (
-        type(run) is ProduceRun
-        and run.partition == head.partition
-        and run.topic == head.topic
-        and run.form is Form.BINARY
-    ):
+    if type(run) is ProduceRun and run.partition == partition and run.topic == topic and run.form is form:
         run.values += values
         if run.counts is not None:
             run.counts += [1] * len(values)
     else:
-        requests.append(ProduceRun(Form.BINARY, head.topic, head.partition, values, None))
+        requests.append(ProduceRun(form, topic, partition, values, None))
 
 
 def _refused(form: Form, refusal: Refusal, topic: str, partition: int, failure: Code) -> bytes:
