@@ -45,7 +45,7 @@ partitions = st.frozensets(st.integers(0, 2**31 - 1), min_size=1, max_size=5)
 assignments = st.dictionaries(ids, partitions, max_size=3)
 
 offsets = st.one_of(
-    st.builds(CommittedOffset, i64, i64, i32, st.none() | names),
+    st.builds(CommittedOffset, i64, i64, i32, st.none() | names, st.none()),
     st.builds(CommittedOffset, i64, i64, st.just(-1), names, st.integers(0, 2**63 - 1)),
 )
 stored_members = st.builds(

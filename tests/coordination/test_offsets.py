@@ -247,6 +247,13 @@ def test_a_retention_that_the_client_asked_for_is_used_instead(driver: Driver) -
     assert offset(driver) is None
 
 
+def test_the_longest_retention_that_a_client_can_ask_for_never_ends(driver: Driver) -> None:
+    commit(driver, 1, retention_ms=2**63 - 1)
+    driver.restart()
+    driver.wait(100 * DAY_MS)
+    assert offset(driver) == 1
+
+
 # ------------------------------------------------------------------------------------------------------ transactions
 
 TXN = Producer(7, 0)

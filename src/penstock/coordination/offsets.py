@@ -26,6 +26,7 @@ from penstock.coordination.group_commands import (
 )
 from penstock.coordination.group_records import CommittedOffset, OffsetRecord
 from penstock.model.errors import Fault
+from penstock.records.varint import INT64_MAX
 
 _NOTHING = FetchedOffset(None)
 _UNSTABLE = FetchedOffset(None, is_unstable=True)
@@ -167,7 +168,7 @@ class Offsets:
         records: list[OffsetRecord] = []
         refused: dict[tuple[str, int], Fault] = {}
         group = command.group
-        expire_ms = None if command.retention_ms is None else now_ms + command.retention_ms
+        expire_ms = None if command.retention_ms is None else min(now_ms + command.retention_ms, INT64_MAX)
         for topic, partition, offset, leader_epoch, metadata in command.offsets:
             if metadata and len(metadata.encode()) > settings.offset_metadata_bytes_max:
                 refused[topic, partition] = Fault.OFFSET_METADATA_TOO_LARGE
