@@ -276,6 +276,8 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
     "more headers than bytes": (raw_record(headers=varint(2**30)), 1, "1073741824 headers"),
     "offset delta again": (raw_record() * 2, 2, "offset delta 0 after 0"),
     "timestamp beyond 64 bits": (raw_record(timestamp_delta=INT64_MAX), 1, "out of range"),
+    "key wider than 32 bits": (raw_record(key=b"\x82\x80\x80\x80\x10a"), 1, "wider than 32"),
+    "value wider than 32 bits": (raw_record(value=b"\x81\x80\x80\x80\x10"), 1, "wider than 32"),
     "number without an end": (b"\xff" * 12, 1, "longer than 5"),
     "bytes after the last record": (raw_record() + b"\0", 1, "1 bytes after the last"),
 }
@@ -283,7 +285,12 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_lie_is_refused_for_what_it_is(way: Way, name: str) -> None:
+@pytest.mark.parametrize("at_once_min", [0, 1_000_000])
+def test_a_lie_is_refused_for_what_it_is(
+    way: Way, name: str, at_once_min: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels_numpy, "SIDE_BY_SIDE_MIN", at_once_min)
+    monkeypatch.setattr(kernels_numpy, "HEADER_ROUND_MIN", at_once_min or 1)
     payload, count, said = REFUSED[name]
     with pytest.raises(BatchError, match=said):
         decoded([with_payload(payload, count)], way)

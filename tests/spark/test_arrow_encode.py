@@ -102,6 +102,14 @@ def test_a_batch_is_as_large_as_allowed_and_not_larger(
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_sequences_go_on_from_batch_to_batch_and_begin_again_at_the_end(way: Way) -> None:
+    records = [NewRecord(1, None, bytes(50))] * 6
+    found = encode(table(records), writer=Writer(1, 0), base_sequence=2**31 - 3, batch_bytes_max=250, way=way)
+    sequences = [Batch(memoryview(one.batch)).base_sequence for one in found]
+    assert sequences == [2**31 - 3, 2**31 - 1, 1]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_what_was_decoded_is_encoded_to_the_same_records(way: Way) -> None:
     headers = (("h", b"w"), ("i", None))
     records = [NewRecord(1_000 + at, b"k%d" % at, b"v" * (at % 200), headers * (at % 3)) for at in range(10_000)]

@@ -91,6 +91,23 @@ def _end(log: Log, one: AbortedTransaction) -> int:
     )
 
 
+def test_a_producer_that_aborted_once_is_seen_again() -> None:
+    parts = []
+    for offset, kind in ((0, MarkerKind.ABORT), (2, MarkerKind.COMMIT)):
+        records = [NewRecord(1)]
+        parts.append(
+            build_batch(
+                records, base_offset=offset, producer_id=1, producer_epoch=0, base_sequence=offset, transactional=True
+            )
+        )
+        parts.append(
+            build_marker(Marker(kind, 0), producer_id=1, producer_epoch=0, timestamp_ms=1, base_offset=offset + 1)
+        )
+    batches = [Batch(memoryview(part)) for part in parts]
+    seen = visible_batches(batches, [AbortedTransaction(1, 0)])
+    assert [batch.base_offset for batch in seen] == [2]
+
+
 def test_without_aborted_transactions_only_markers_are_left_out() -> None:
     marker = build_marker(Marker(MarkerKind.ABORT, 0), producer_id=1, producer_epoch=0, timestamp_ms=1, base_offset=1)
     written = build_batch([NewRecord(1)], producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)

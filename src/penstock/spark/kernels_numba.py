@@ -33,7 +33,8 @@ def _compiled(function: F) -> F:
 
 @_compiled
 def _varint(data: Bytes, at: int, end: int) -> tuple[Any, Any]:
-    """A signed 32-bit varint before `end`, and the place behind it."""
+    """A signed varint of up to 5 bytes before `end`, and the place behind it. One that is wider than 32 bits is larger
+    than all that the caller holds against it."""
     raw = np.int64(0)
     for index in range(5):
         if at >= end:
@@ -42,8 +43,6 @@ def _varint(data: Bytes, at: int, end: int) -> tuple[Any, Any]:
         at += 1
         raw |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            if raw >> 32:
-                return 0, _BROKEN
             return (raw >> 1) ^ -(raw & 1), at
     return 0, _BROKEN
 

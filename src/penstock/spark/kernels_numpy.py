@@ -21,7 +21,6 @@ SIDE_BY_SIDE_MIN = 192
 """Batches walked at once from which on a step over all of them is cheaper than a step of Python for each."""
 HEADER_ROUND_MIN = 64
 """Records from which on a round over the next header of each is cheaper than Python's loop over all of theirs."""
-_UINT32_MAX = (1 << 32) - 1
 
 
 def walk(frame: Frame, wanted: Wanted) -> Layout | None:
@@ -60,14 +59,13 @@ def walk(frame: Frame, wanted: Wanted) -> Layout | None:
 
 
 def varints(data: Bytes, at: Longs) -> tuple[Longs, Longs, bool]:
-    """The signed 32-bit varints at these places, the places behind them, and whether all are sound.
+    """The signed varints of up to 5 bytes at these places, the places behind them, and whether all are sound.
 
-    A place past the end reads the last byte: the caller finds out, since what is behind it lies past the end too.
+    A place past the end reads the last byte: the caller finds out, since what is behind it lies past the end too. And a
+    number that is wider than 32 bits is larger than all that the caller can hold against it.
     """
     raw, behind, is_sound = _raw_varints(data, at, VARINT_BYTES_MAX)
-    if not is_sound or (raw.size and int(raw.max()) > _UINT32_MAX):
-        return raw.view(np.int64), behind, False
-    return _zigzag(raw), behind, True
+    return _zigzag(raw), behind, is_sound
 
 
 def varlongs(data: Bytes, at: Longs) -> tuple[Longs, Longs, bool]:
