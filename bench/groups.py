@@ -19,6 +19,8 @@ WITHIN = 0.75
 """Within 25 %."""
 CONNECTIONS = 16
 GROUPS, MEMBERS = 50, 10
+OFFSET_LOGS = 4
+"""Partitions of __consumer_offsets."""
 TRANSACTION_RECORDS = 1_000
 DEADLINE_S = 120.0
 
@@ -146,33 +148,45 @@ def consumers(run: Run, result: Result) -> None:
 # ------------------------------------------------------------------------------------------------------------- commits
 
 
+def _logs(count: int) -> str:
+    return "1 log" if count == 1 else f"{count} logs"
+
+
 def commits(run: Run, result: Result) -> None:
     batch = wire.batch(1, 100)
     place = run.directory("commits")
     with broker(place / "data", flush="acks") as server:
         control = Control(server.address)
         control.create_topic("commits", CONNECTIONS)
-        produces = [wire.produce(i, "commits", {0: batch}, wire.ACKS_ALL) for i in range(CONNECTIONS)]
-        offsets = [group_wire.offset_commit(i, f"group-{i:02d}", "commits", {i: i}) for i in range(CONNECTIONS)]
-        swarms = {
-            "produce": Swarm(server.address, produces, Work(1, 1, len(batch))),
-            "commit": Swarm(server.address, offsets, Work(1, 1, len(offsets[0])), group_wire.check_commit),
-        }
+        swarms: dict[str, Swarm] = {}
+        for logs, groups in ((1, 1), (OFFSET_LOGS, CONNECTIONS)):
+            produces = [wire.produce(i, "commits", {i % logs: batch}, wire.ACKS_ALL) for i in range(CONNECTIONS)]
+            swarms[f"produce, {_logs(logs)}"] = Swarm(server.address, produces, Work(1, 1, len(batch)))
+            offsets = [
+                group_wire.offset_commit(i, f"group-{i % groups:02d}", "commits", {i: i}) for i in range(CONNECTIONS)
+            ]
+            work = Work(1, 1, len(offsets[0]))
+            swarms[f"commit, {_logs(logs)}"] = Swarm(server.address, offsets, work, group_wire.check_commit)
         subjects = [Subject(name, server.pid, swarm.run) for name, swarm in swarms.items()]
         series = alternate(subjects, run.slices, run.slice_s)
         for name, swarm in swarms.items():
             result.add_series(series[name], swarm.latencies, server.rss_bytes(), by_cpu=True)
-        control.expect_records("commits", CONNECTIONS, swarms["produce"].answered)
-    found = ratio(series["produce"].per_cpu_s("requests"), series["commit"].per_cpu_s("requests"))
-    by_wall = ratio(series["commit"].per_s("requests"), series["produce"].per_s("requests"))
-    result.check(
-        "OffsetCommit, 16 connections, broker CPU, of an acks=all single-record Produce",
-        found.best,
-        2.0,
-        at_least=False,
-        note=f"medians {found.median:.2f}; its rate {by_wall.best:.2f} of theirs",
-    )
-    result.notes.append("flush=acks; commits of one partition by 16 groups without members (OffsetCommit v8)")
+        produced = sum(swarm.answered for name, swarm in swarms.items() if name.startswith("produce"))
+        control.expect_records("commits", CONNECTIONS, produced)
+    for logs in (1, OFFSET_LOGS):
+        produce, commit = series[f"produce, {_logs(logs)}"], series[f"commit, {_logs(logs)}"]
+        found = ratio(produce.per_cpu_s("requests"), commit.per_cpu_s("requests"))
+        to_one = ratio(series["produce, 1 log"].per_cpu_s("requests"), commit.per_cpu_s("requests"))
+        by_wall = ratio(commit.per_s("requests"), produce.per_s("requests"))
+        result.check(
+            f"commits into {_logs(logs)}, 16 connections, broker CPU, of acks=all single-record Produces",
+            found.best,
+            2.0,
+            at_least=False,
+            note=f"medians {found.median:.2f}; of Produces to one log {to_one.best:.2f}; rate {by_wall.best:.2f} of theirs",
+        )
+    result.notes.append("flush=acks; commits of one partition without membership (OffsetCommit v8)")
+    result.notes.append("those of one group go to one log, those of 16 groups to the four of __consumer_offsets")
 
 
 # ------------------------------------------------------------------------------------------------------------- loading

@@ -25,11 +25,11 @@ _INTRODUCTION = """\
 Written by `python -m bench.report` from the files in bench/results/; `make bench` makes those anew.
 
 The broker runs in a process of its own and so does every reference: a plain loop of recv + CRC + write, a loop of
-sendfile, and E, a uvloop server that cuts frames and writes one fixed answer for each. Broker and reference take turns
-in slices of 0.2 s. CPU is what the scheduler charged to the threads of the server. Rates are the mean of the best
-quarter of the slices, because noise only makes a slice slower; "middle half" is where the second and third quarter
-lie, as a share of that. The load sends requests that were encoded ahead, checks one answer in 64, and says how many
-cores it took itself ("load cores"; near 1 it is the load that was measured).
+sendfile, E, a uvloop server that cuts frames and writes one fixed answer for each, and greet, one that answers whoever
+connects. Broker and reference take turns in slices of 0.2 s. CPU is what the scheduler charged to the threads of the
+server. Rates are the mean of the best quarter of the slices, because noise only makes a slice slower; "middle half" is
+where the second and third quarter lie, as a share of that. The load sends requests that were encoded ahead, checks one
+answer in 64, and says how many cores it took itself ("load cores"; near 1 it is the load that was measured).
 
 """
 
