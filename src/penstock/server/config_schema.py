@@ -123,7 +123,7 @@ class GroupsSection(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=2**31 - 1, description="How often members of the consumer protocol are told to be heard.")
     ] = 5_000
     offsets_retention_ms: Annotated[
-        int, Meta(ge=1, description="How long the offsets of a group without members are kept.")
+        int, Meta(ge=1, description="How long the offsets of a group are kept once its members have left.")
     ] = 604_800_000
     offsets_retention_check_interval_ms: Annotated[
         int, Meta(ge=1, description="Time between two looks for offsets whose retention is over.")

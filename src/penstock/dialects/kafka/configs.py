@@ -201,7 +201,7 @@ def _group_entries(groups: GroupSettings) -> Iterable[tuple[str, str, KeyType, s
         (
             "offsets.retention.minutes",
             groups.offsets_retention_ms // 60_000,
-            "How long the offsets of a group without members are kept.",
+            "How long the offsets of a group are kept once its members have left.",
         ),
     ):
         yield name, str(value), KeyType.INT, doc
