@@ -31,6 +31,7 @@ from penstock.broker.engine import (
     TopicInfo,
     TopicResult,
 )
+from penstock.broker.gathering import Gathering
 from penstock.broker.groups import OFFSETS_TOPIC, Groups
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.opening import open_partitions
@@ -131,6 +132,8 @@ class EmbeddedEngine:
         )
         self.cleaning = Cleaning(directory, self._partitions.values, self.now_ms)
         self._work: set[asyncio.Task[Any]] = set()
+        self._gathering = Gathering()
+        self._gathers = False
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -218,12 +221,21 @@ class EmbeddedEngine:
 
     # ------------------------------------------------------------------------------------------------ records
 
+    def gather(self) -> None:
+        self._gathers = True
+
+    def settle(self) -> None:
+        self._gathers = False
+        self._gathering.settle(time.time_ns() // 1_000_000)
+
     def append(
         self, topic: str, partition: int, batches: Sequence[memoryview], acks: int
     ) -> list[Appended] | Pending[list[Appended]]:
         found = self._partitions.get((topic, partition))
         if found is None or topic in INTERNAL_TOPICS:
             return [self._refused(topic, found)] * len(batches)
+        if self._gathers:
+            return self._gathering.add_batches(found, batches, acks)
         results, safe_offset = found.append(batches, time.time_ns() // 1_000_000)
         if safe_offset and (acks == Acks.ALL or found.waits_always) and found.durable:
             wait = FlushWait(results, (range(len(results)),))
@@ -269,6 +281,8 @@ class EmbeddedEngine:
         if found is None or topic in INTERNAL_TOPICS:
             refused = self._refused(topic, found)
             return RunAppended(refused.fault, text=refused.text or refused.fault.value)
+        if self._gathers and not found.config.compacts:  # there, one record can spoil a whole run
+            return self._gathering.add_run(found, values, keys, acks)
         return runs.append_run(found, values, keys, acks, time.time_ns() // 1_000_000)
 
     def append_new(

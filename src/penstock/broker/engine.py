@@ -140,6 +140,15 @@ class TopicInfo(NamedTuple):
 
 
 class Engine(Protocol):
+    def gather(self) -> None:
+        """Until `settle`, `append` and `append_run` may only note what to do: they give pendings, and borrow their
+        buffers longer. Who calls performs requests of many connections, and has time until it answers them."""
+        ...
+
+    def settle(self) -> None:
+        """Do what was noted since `gather`, in as few writes as there are partitions."""
+        ...
+
     def append(
         self, topic: str, partition: int, batches: Sequence[memoryview], acks: int
     ) -> list[Appended] | Pending[list[Appended]]:

@@ -21,10 +21,17 @@ from penstock.records.builder import RECORD_OVERHEAD_BYTES_MAX, NewRecord, build
 def append_run(
     partition: Partition, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, acks: int, now_ms: int
 ) -> RunAppended | Pending[RunAppended]:
+    return _when_safe(partition, write_run(partition, values, keys, now_ms), acks)
+
+
+def write_run(
+    partition: Partition, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, now_ms: int
+) -> RunAppended:
+    """Append and wait for no flush."""
     if partition.config.compacts and (keys is None or any(key is None for key in keys)):
         return RunAppended(Fault.INVALID_RECORD, text="a record of a compacted topic needs a key")
     if len(values) == 1:
-        return _appended(partition, (build_run(values, now_ms, keys),), acks, now_ms)
+        return _written(partition, (build_run(values, now_ms, keys),), now_ms)
     sizes = list(map(len, values))
     if keys is not None:
         sizes = [size + (0 if key is None else len(key)) for size, key in zip(sizes, keys, strict=True)]
@@ -32,7 +39,7 @@ def append_run(
         build_run(values[start:end], now_ms, None if keys is None else keys[start:end])
         for start, end in _cuts(sizes, partition.config.max_message_bytes)
     )
-    return _appended(partition, made, acks, now_ms)
+    return _written(partition, made, now_ms)
 
 
 def append_new(
@@ -50,16 +57,17 @@ def append_new(
         build_batch(records[start:end], compression=compression)
         for start, end in _cuts(sizes, partition.config.max_message_bytes)
     )
-    return _appended(partition, made, acks, now_ms)
+    return _when_safe(partition, _written(partition, made, now_ms), acks)
 
 
-def _appended(
-    partition: Partition, made: Iterable[bytearray], acks: int, now_ms: int
-) -> RunAppended | Pending[RunAppended]:
+def _written(partition: Partition, made: Iterable[bytearray], now_ms: int) -> RunAppended:
     try:
-        appended = partition.append_made(made, now_ms)
+        return partition.append_made(made, now_ms)
     except BrokerError as error:
         return RunAppended(error.fault, text=error.text)
+
+
+def _when_safe(partition: Partition, appended: RunAppended, acks: int) -> RunAppended | Pending[RunAppended]:
     if not appended.written or not partition.durable or not (acks == Acks.ALL or partition.waits_always):
         return appended
     waiting: Pending[RunAppended] = Pending()

@@ -32,6 +32,7 @@ from penstock.net.half_frame import HalfFrame
 from penstock.net.log_lines import endpoint, printable
 from penstock.net.outbox import Outbox, write
 from penstock.net.session import Fed, Peer, Session
+from penstock.net.turn import REQUEST_BYTES_MAX
 
 if TYPE_CHECKING:
     from penstock.net.listener import Listener
@@ -54,6 +55,12 @@ class _Backlog(NamedTuple):
     fatal: str | None
 
 
+class _Raised(NamedTuple):
+    """What a request that waited for the turn of the loop ended in; a session's results may be anything else."""
+
+    error: Exception
+
+
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog",
@@ -64,6 +71,7 @@ class Connection(asyncio.BufferedProtocol):
         "_eof",
         "_half",
         "_heard_ms",
+        "_held",
         "_listener",
         "_multiplexes",
         "_network",
@@ -95,6 +103,8 @@ class Connection(asyncio.BufferedProtocol):
         self._parked: deque[tuple[Any, Any]] | None = None
         self._multiplexes = False
         self._scheduled = False
+        self._held = False
+        """A request of this connection waits for the turn of the loop to run."""
         self._backlog: _Backlog | None = None
         self._outbox: Outbox | None = None
         self._reading = True
@@ -134,15 +144,21 @@ class Connection(asyncio.BufferedProtocol):
         return self._network.scratch if space is None else space
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._closed or self._ending:
-            return
         network = self._network
-        self._heard_ms = network.now_ms
-        self._listener.bytes_received += nbytes
         half = self._half
         buffer = half.buffer
         if buffer is None:
-            self._take(network.scratch[:nbytes])
+            view = network.scratch[:nbytes]
+            may_hold = nbytes <= REQUEST_BYTES_MAX
+        if self._held:
+            network.turn.run()
+            may_hold = False  # the scratch buffer begins anew, and not with these bytes
+        if self._closed or self._ending:
+            return
+        self._heard_ms = network.now_ms
+        self._listener.bytes_received += nbytes
+        if buffer is None:
+            self._take(view, may_hold)
         else:
             half.filled = filled = half.filled + nbytes
             if filled >= half.needed:
@@ -154,6 +170,8 @@ class Connection(asyncio.BufferedProtocol):
             self._regulate()
 
     def eof_received(self) -> bool:
+        if self._held:
+            self._network.turn.run()
         self._eof = True
         if self._closed or self._ending:
             return False
@@ -173,6 +191,8 @@ class Connection(asyncio.BufferedProtocol):
         self._go_on_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._held:
+            self._network.turn.run()
         if not self._closed:
             because = "" if exc is None else f": {exc}"
             unsent = self._bytes_unsent()
@@ -187,8 +207,11 @@ class Connection(asyncio.BufferedProtocol):
 
     # From bytes to requests to answers.
 
-    def _take(self, view: memoryview) -> None:
-        """Feed the session, perform what it cut, and keep the start of the next frame."""
+    def _take(self, view: memoryview, may_hold: bool = False) -> None:
+        """Feed the session, perform what it cut, and keep the start of the next frame.
+
+        `may_hold`: `view` is the unused beginning of the scratch buffer, where a request may wait for the turn to run.
+        """
         half = self._half
         start = 0
         while True:
@@ -201,6 +224,11 @@ class Connection(asyncio.BufferedProtocol):
                 return
             consumed, needed, requests, fatal = fed
             if requests:
+                if may_hold and len(requests) == 1 and consumed == len(view) and fatal is None and self._is_at_rest():
+                    self._held = True
+                    self._network.turn.add(self, requests[0], consumed)
+                    return
+                may_hold = False
                 waiting = self._perform(iter(requests))
                 if self._closed or self._ending:
                     return
@@ -279,6 +307,55 @@ class Connection(asyncio.BufferedProtocol):
         if parked and not self._closed:
             self._leave()
         return None
+
+    def _is_at_rest(self) -> bool:
+        """Nothing is under way that a new request would have to wait for, or be counted with."""
+        return not (
+            self._parked
+            or self.stalled
+            or self._charged
+            or self._backlog is not None
+            or self._outbox is not None
+            or self._network.in_flight.pressed
+        )
+
+    def perform_held(self, request: Any) -> Any:
+        """The first half of a request that waited for the turn of the loop: its result, or the error that it ended in."""
+        if self._closed:
+            return None
+        try:
+            return self._session.perform(request)
+        except Exception as error:  # noqa: BLE001 - handled with the answer
+            return _Raised(error)
+
+    def answer_held(self, request: Any, result: Any) -> None:
+        """The second half, when all requests of the turn have been performed."""
+        self._held = False
+        if self._closed:
+            if isinstance(result, Pending):
+                result.abandon()
+            return
+        try:
+            if type(result) is _Raised:
+                raise result.error
+            if isinstance(result, Pending):
+                if not result.done:
+                    self._park(request, result)
+                    return
+                result = result.result
+            chunks = self._session.answer(request, result)
+        except ProtocolError as error:
+            self._end(str(error))
+            return
+        except Exception:  # noqa: BLE001 - logged there with its traceback
+            self._crash()
+            return
+        size = 0
+        for chunk in chunks:
+            size += len(chunk)
+        self._send(chunks, size)
+        if self._ending:
+            self._go_on_soon()
 
     def _park(self, request: Any, result: Any) -> deque[tuple[Any, Any]]:
         parked = self._parked
@@ -427,7 +504,7 @@ class Connection(asyncio.BufferedProtocol):
         return unsent + self._transport.get_write_buffer_size()
 
     def _has_unfinished(self) -> bool:
-        return bool(self._parked) or self._backlog is not None or self._bytes_unsent() > 0
+        return self._held or bool(self._parked) or self._backlog is not None or self._bytes_unsent() > 0
 
     def _recharge(self) -> None:
         """Bring the common account up to date with what this connection holds in memory."""

@@ -11,6 +11,7 @@ from penstock.net.buffers import FramePool, InFlight
 from penstock.net.loop import SendFile, sendfile_function
 from penstock.net.residency import Resident, residency
 from penstock.net.settings import NetSettings
+from penstock.net.turn import Turn
 
 logger = logging.getLogger("penstock.net")
 
@@ -29,7 +30,10 @@ class Network:
     def __init__(self, settings: NetSettings | None = None) -> None:
         self.settings = settings or NetSettings()
         self.loop = asyncio.get_running_loop()
-        self.scratch = memoryview(bytearray(self.settings.scratch_bytes))
+        self._arena = memoryview(bytearray(self.settings.scratch_bytes))
+        self.scratch = self._arena
+        """Where sockets are read into: the part that no request of this turn borrows from."""
+        self.turn = Turn(self)
         self.pool = FramePool(self.settings.pool_bytes_max)
         self.in_flight = InFlight(self.settings.in_flight_bytes_max)
         self.sendfile: SendFile | None = sendfile_function(self.settings.sendfile)
@@ -57,8 +61,12 @@ class Network:
     def lend_scratch(self) -> memoryview:
         """The scratch buffer, for requests that cannot be performed yet and borrow from it; others get a new one."""
         lent = self.scratch
-        self.scratch = self.pool.take(self.settings.scratch_bytes)[: self.settings.scratch_bytes]
+        self.scratch = self._arena = self.pool.take(self.settings.scratch_bytes)[: self.settings.scratch_bytes]
         return lent
+
+    def renew_scratch(self) -> None:
+        """No request borrows from the scratch buffer any more."""
+        self.scratch = self._arena
 
     def close(self) -> None:
         self._timer.cancel()

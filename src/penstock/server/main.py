@@ -55,6 +55,7 @@ class Server:
         except OSError as error:
             raise StartError(f"data directory {config.data_dir} cannot be used: {error}") from error
         self._network = Network(net_settings(config))
+        self._network.turn.gatherer = self._engine
         try:
             for dialect, addresses in config.listeners.items():
                 for at in addresses:

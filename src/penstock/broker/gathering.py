@@ -1,0 +1,142 @@
+"""What many connections append in one turn of the event loop, gathered: a partition is written once, not once a request.
+
+A busy broker finds many sockets ready at once, each with a single request. Between `gather` and `settle` the engine only
+notes such appends, and gives each a `Pending`; `settle` appends them, partition by partition, in the order in which they
+came, and completes the pendings that need no flush. Batches of producers are written side by side; bare records become
+one batch. What was noted borrows its buffers until then.
+
+It decides nothing about records: `Partition` and `runs` do that, with a longer run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.broker import runs
+from penstock.broker.engine import Acks, Appended, Bytes, RunAppended
+from penstock.broker.partition import Partition
+from penstock.model.errors import Fault
+from penstock.model.pending import Pending
+
+
+class _Batches(NamedTuple):
+    views: Sequence[memoryview]
+    acks: int
+    pending: Pending[list[Appended]]
+
+
+class _Run(NamedTuple):
+    values: Sequence[Bytes]
+    keys: Sequence[Bytes | None] | None
+    acks: int
+    pending: Pending[RunAppended]
+
+
+class Gathering:
+    __slots__ = ("_batches", "_runs")
+
+    def __init__(self) -> None:
+        self._batches: dict[Partition, list[_Batches]] = {}
+        self._runs: dict[Partition, list[_Run]] = {}
+
+    def add_batches(self, partition: Partition, views: Sequence[memoryview], acks: int) -> Pending[list[Appended]]:
+        pending: Pending[list[Appended]] = Pending()
+        added = _Batches(views, acks, pending)
+        if partition in self._batches:
+            self._batches[partition].append(added)
+        else:
+            self._batches[partition] = [added]
+        return pending
+
+    def add_run(
+        self, partition: Partition, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, acks: int
+    ) -> Pending[RunAppended]:
+        pending: Pending[RunAppended] = Pending()
+        added = _Run(values, keys, acks, pending)
+        if partition in self._runs:
+            self._runs[partition].append(added)
+        else:
+            self._runs[partition] = [added]
+        return pending
+
+    def settle(self, now_ms: int) -> None:
+        """Append all of it. The pendings of appends that wait for a flush are completed by the flush."""
+        batches, self._batches = self._batches, {}
+        for partition, gathered in batches.items():
+            _append_batches(partition, gathered, now_ms)
+        if self._runs:
+            appended_runs, self._runs = self._runs, {}
+            for partition, gathered_runs in appended_runs.items():
+                _append_runs(partition, gathered_runs, now_ms)
+
+
+def _append_batches(partition: Partition, gathered: list[_Batches], now_ms: int) -> None:
+    views = gathered[0].views if len(gathered) == 1 else [view for one in gathered for view in one.views]
+    appended, safe_offset = partition.append(views, now_ms)
+    durable = bool(safe_offset) and partition.durable
+    waiting: list[tuple[Pending[list[Appended]], list[Appended]]] = []
+    start = 0
+    for own_views, acks, pending in gathered:
+        end = start + len(own_views)
+        results = appended[start:end]
+        start = end
+        if durable and (acks == Acks.ALL or partition.waits_always):
+            waiting.append((pending, results))
+        else:
+            pending.complete(results)
+    if not waiting:
+        return
+
+    def flushed(fault: Fault) -> None:
+        for pending, results in waiting:
+            if fault is not Fault.NONE:
+                results = [Appended(fault) if result.fault is Fault.NONE else result for result in results]
+            pending.complete(results)
+
+    if not partition.when_flushed(safe_offset, flushed):
+        flushed(Fault.NONE)
+
+
+def _append_runs(partition: Partition, gathered: list[_Run], now_ms: int) -> None:
+    values: Sequence[Bytes]
+    keys: Sequence[Bytes | None] | None
+    if len(gathered) == 1:
+        values, keys = gathered[0].values, gathered[0].keys
+    else:
+        values = [value for run in gathered for value in run.values]
+        keys = None if all(run.keys is None for run in gathered) else [key for run in gathered for key in _keys(run)]
+    appended = runs.write_run(partition, values, keys, now_ms)
+    durable = bool(appended.written) and partition.durable
+    waiting: list[tuple[Pending[RunAppended], RunAppended]] = []
+    start = 0
+    for own_values, _, acks, pending in gathered:
+        result = _part(appended, start, len(own_values))
+        start += len(own_values)
+        if durable and result.written and (acks == Acks.ALL or partition.waits_always):
+            waiting.append((pending, result))
+        else:
+            pending.complete(result)
+    if not waiting:
+        return
+
+    def flushed(fault: Fault) -> None:
+        for pending, result in waiting:
+            pending.complete(result if fault is Fault.NONE else RunAppended(fault, text=fault.value))
+
+    if not partition.when_flushed(appended.base_offset + appended.written, flushed):
+        flushed(Fault.NONE)
+
+
+def _keys(run: _Run) -> Sequence[Bytes | None]:
+    return (None,) * len(run.values) if run.keys is None else run.keys
+
+
+def _part(appended: RunAppended, start: int, count: int) -> RunAppended:
+    """What became of `count` records of a longer run, from its record `start` on."""
+    fault, base_offset, written, text = appended
+    if written >= start + count:
+        return RunAppended(Fault.NONE, base_offset + start, count)
+    if written > start:
+        return RunAppended(fault, base_offset + start, written - start, text)
+    return RunAppended(fault, text=text)
