@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import Acks, Appended, RunAppended
+from penstock.broker.partition import Partition
+from penstock.broker.transactions import MarkerWriter
+from penstock.coordination.group_commands import CommitOffsets, FetchOffsets, OffsetToCommit, Producer
+from penstock.coordination.transaction_commands import Identity, WriteMarkers
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
+from penstock.records.batch import batches
 from penstock.storage.files import Disk, DiskFull, LogFile
 from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, turns, until
 
@@ -181,8 +186,8 @@ def test_a_failed_flush_is_told_to_all_who_waited(tmp_path: Path) -> None:
             lambda: engine.append_run("t", 0, [b"c"], None, Acks.ALL),
             lambda: engine.append_run("t", 0, [b"d"], None, Acks.ALL),
         )
-        for batches in waiting[:2]:
-            assert (await answer_of(batches))[0].fault is Fault.STORAGE_ERROR
+        for appended in waiting[:2]:
+            assert (await answer_of(appended))[0].fault is Fault.STORAGE_ERROR
         for run in waiting[2:]:
             assert (await answer_of(run)).fault is Fault.STORAGE_ERROR
 
@@ -200,6 +205,86 @@ def test_what_the_disk_did_not_take_is_told_to_those_whose_it_was(tmp_path: Path
 
     # a record a batch, and a batch a segment
     on_engine(tmp_path, body, configs={"max.message.bytes": "1000", "segment.bytes": "1000"})
+
+
+# ---- groups ------------------------------------------------------------------------------------------------------------
+
+
+def commit(engine: EmbeddedEngine, offset: int, partition: int = 0) -> Any:
+    offsets = (OffsetToCommit("t", partition, offset, -1, None),)
+    return engine.groups.ask("g", CommitOffsets("g", "", None, -1, offsets))
+
+
+async def committed(engine: EmbeddedEngine) -> dict[int, int | None]:
+    found = await answer_of(engine.groups.ask("g", FetchOffsets("g", {"t": (0, 1, 2)}, require_stable=False)))
+    return {at: one.value.offset for at, one in found.offsets["t"].items() if one.value is not None}
+
+
+async def coordinated(engine: EmbeddedEngine) -> Partition:
+    """The partition of the group's records, once its coordinator serves."""
+    assert await answer_of(engine.groups.ensure()) is Fault.NONE
+    await engine.groups.loaded()
+    place = engine.groups.partition_of("g")
+    partition = engine.partition(place.topic, place.partition)
+    assert partition is not None
+    return partition
+
+
+def test_commits_of_a_turn_are_one_write_and_hold_after_a_restart(tmp_path: Path) -> None:
+    async def body(engine: EmbeddedEngine, disk: CountingDisk) -> None:
+        partition = await coordinated(engine)
+        before = disk.writes
+        results = gathered(
+            engine, lambda: commit(engine, 5), lambda: commit(engine, 7, 1), lambda: commit(engine, 6), lambda: None
+        )
+        assert [result.fault for result in results[:3]] == [Fault.NONE] * 3
+        assert disk.writes == before + 1
+        assert partition.log is not None
+        assert partition.log.log_end_offset == 3
+        assert await committed(engine) == {0: 6, 1: 7}
+
+    on_engine(tmp_path, body)
+
+    async def again(engine: EmbeddedEngine, _disk: CountingDisk) -> None:
+        await coordinated(engine)
+        assert await committed(engine) == {0: 6, 1: 7}
+
+    on_engine(tmp_path, again)
+
+
+def test_commits_that_found_no_room_are_refused_and_forgotten(tmp_path: Path) -> None:
+    async def body(engine: EmbeddedEngine, disk: CountingDisk) -> None:
+        await coordinated(engine)
+        assert (await answer_of(commit(engine, 1))).fault is Fault.NONE
+        disk.writes_max = disk.writes
+        results = gathered(engine, lambda: commit(engine, 5), lambda: commit(engine, 7, 1))
+        assert results == [Fault.COORDINATOR_NOT_AVAILABLE] * 2
+        disk.writes_max = None
+        await engine.groups.loaded()
+        assert await committed(engine) == {0: 1}
+
+    on_engine(tmp_path, body)
+
+
+def test_a_marker_comes_after_the_commits_that_were_there_before_it(tmp_path: Path) -> None:
+    async def body(engine: EmbeddedEngine, disk: CountingDisk) -> None:
+        partition = await coordinated(engine)
+        offsets = (OffsetToCommit("t", 0, 9, -1, None),)
+        inside = CommitOffsets("g", "", None, -1, offsets, Producer(7, 0))
+        assert (await answer_of(engine.groups.ask("g", inside))).fault is Fault.NONE
+        place = engine.groups.partition_of("g")
+        markers = WriteMarkers("x", Identity(7, 0), 0, True, frozenset({place}), 1)
+        engine.gather()
+        plain = commit(engine, 5)
+        MarkerWriter(engine.partition, engine.groups, engine.now_ms).write(markers, place)
+        engine.settle()
+        assert (await answer_of(plain)).fault is Fault.NONE
+        assert partition.log is not None
+        written = batches(memoryview(partition.log.active.path.read_bytes()))
+        assert [batch.is_control for batch in written] == [False, False, True]
+        assert await committed(engine) == {0: 5}
+
+    on_engine(tmp_path, body)
 
 
 append_calls = st.lists(

@@ -12,6 +12,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
+from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.broker.internal_log import InternalLog
@@ -198,6 +199,7 @@ class Shards(Generic[S]):
             shard.stop()
 
 
+@lru_cache(4_096)
 def java_hash(text: str) -> int:
     """Java's String.hashCode without its sign: how Kafka spreads groups and transactional ids over partitions."""
     data = text.encode("utf-16-be", "surrogatepass")

@@ -107,8 +107,9 @@ class EmbeddedEngine:
         self._internal_lock = asyncio.Lock()
         self._topics = Topics(directory, settings, self._publish, self._withdraw, self._reconfigure)
         self._topics.on_change = self._topics_changed
+        self._gathering = Gathering()
         self.groups = Groups(
-            settings.groups, self._topics.matching, self.now_ms, self._readers, self._make_offsets_topic
+            settings.groups, self._topics.matching, self.now_ms, self._readers, self._make_offsets_topic, self._gathering
         )
         self.transactions = Transactions(
             TransactionSettings(transaction_timeout_ms_max=settings.transaction_max_timeout_ms),
@@ -132,8 +133,6 @@ class EmbeddedEngine:
         )
         self.cleaning = Cleaning(directory, self._partitions.values, self.now_ms)
         self._work: set[asyncio.Task[Any]] = set()
-        self._gathering = Gathering()
-        self._gathers = False
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -222,10 +221,9 @@ class EmbeddedEngine:
     # ------------------------------------------------------------------------------------------------ records
 
     def gather(self) -> None:
-        self._gathers = True
+        self._gathering.active = True
 
     def settle(self) -> None:
-        self._gathers = False
         self._gathering.settle(time.time_ns() // 1_000_000)
 
     def append(
@@ -234,7 +232,7 @@ class EmbeddedEngine:
         found = self._partitions.get((topic, partition))
         if found is None or topic in INTERNAL_TOPICS:
             return [self._refused(topic, found)] * len(batches)
-        if self._gathers:
+        if self._gathering.active:
             return self._gathering.add_batches(found, batches, acks)
         results, safe_offset = found.append(batches, time.time_ns() // 1_000_000)
         if safe_offset and (acks == Acks.ALL or found.waits_always) and found.durable:
@@ -281,7 +279,7 @@ class EmbeddedEngine:
         if found is None or topic in INTERNAL_TOPICS:
             refused = self._refused(topic, found)
             return RunAppended(refused.fault, text=refused.text or refused.fault.value)
-        if self._gathers and not found.config.compacts:  # there, one record can spoil a whole run
+        if self._gathering.active and not found.config.compacts:  # there, one record can spoil a whole run
             return self._gathering.add_run(found, values, keys, acks)
         return runs.append_run(found, values, keys, acks, time.time_ns() // 1_000_000)
 

@@ -10,7 +10,7 @@ It decides nothing about records: `Partition` and `runs` do that, with a longer 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from penstock.broker import runs
@@ -34,9 +34,12 @@ class _Run(NamedTuple):
 
 
 class Gathering:
-    __slots__ = ("_batches", "_runs")
+    __slots__ = ("_batches", "_runs", "_when_settled", "active")
 
     def __init__(self) -> None:
+        self.active = False
+        """Between `gather` and `settle`."""
+        self._when_settled: list[Callable[[], None]] = []
         self._batches: dict[Partition, list[_Batches]] = {}
         self._runs: dict[Partition, list[_Run]] = {}
 
@@ -60,8 +63,17 @@ class Gathering:
             self._runs[partition] = [added]
         return pending
 
+    def call_when_settled(self, callback: Callable[[], None]) -> None:
+        """For coordinators, which have appends of their own to put together."""
+        self._when_settled.append(callback)
+
     def settle(self, now_ms: int) -> None:
         """Append all of it. The pendings of appends that wait for a flush are completed by the flush."""
+        self.active = False
+        if self._when_settled:
+            callbacks, self._when_settled = self._when_settled, []
+            for callback in callbacks:
+                callback()
         batches, self._batches = self._batches, {}
         for partition, gathered in batches.items():
             _append_batches(partition, gathered, now_ms)

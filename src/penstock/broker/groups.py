@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 from penstock.broker.coordinators import Shard, Shards
+from penstock.broker.gathering import Gathering
+from penstock.broker.partition import Partition
 from penstock.coordination.consumer_group_records import SubscribedTopic
 from penstock.coordination.group_commands import Command, DropTopics, Effects, GroupSettings
 from penstock.coordination.group_coordinator import GroupCoordinator
-from penstock.coordination.group_records import decode, encode
+from penstock.coordination.group_records import GroupRecord, decode, encode
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import TopicName, TopicPartition
 from penstock.model.pending import Pending
@@ -30,6 +32,19 @@ OFFSETS_TOPIC = TopicName("__consumer_offsets")
 
 
 class GroupShard(Shard[GroupCoordinator]):
+    def __init__(
+        self,
+        partition: Partition,
+        now_ms: Callable[[], int],
+        readers: Executor,
+        make_machine: Callable[[], GroupCoordinator],
+        gathering: Gathering,
+    ) -> None:
+        super().__init__(partition, now_ms, readers, make_machine)
+        self._gathering = gathering
+        self._gathered: list[Effects] = []
+        """What the commands of this turn of the loop led to, to be appended in one batch."""
+
     def take(self, machine: GroupCoordinator, batch: Batch) -> None:
         if batch.is_control:
             marker = read_marker(batch)
@@ -58,28 +73,48 @@ class GroupShard(Shard[GroupCoordinator]):
         self._carry_out(machine.tick(self.now_ms()))
 
     def _carry_out(self, effects: Effects) -> None:
-        """Append the records, and answer when they are safe."""
-        if effects.records:
-            producer = (-1, -1) if effects.producer is None else effects.producer
+        """Append the records, and answer when they are safe; while the broker gathers, note it for later."""
+        if self._gathering.active and effects.producer is None:
+            if not self._gathered:
+                self._gathering.call_when_settled(self.settle)
+            self._gathered.append(effects)
+            return
+        self.settle()
+        producer = (-1, -1) if effects.producer is None else effects.producer
+        self._append(effects.records, effects.answers, *producer)
+
+    def settle(self) -> None:
+        """Append what was noted. Whatever else is written to this partition comes after it."""
+        if self._gathered:
+            gathered, self._gathered = self._gathered, []
+            self._append(
+                [record for effects in gathered for record in effects.records],
+                [answer for effects in gathered for answer in effects.answers],
+            )
+
+    def _append(
+        self, records: Sequence[GroupRecord], answers: list[Any], producer_id: int = -1, producer_epoch: int = -1
+    ) -> None:
+        if records:
             try:
-                self.log.append([encode(record) for record in effects.records], self.now_ms(), *producer)
+                self.log.append([encode(record) for record in records], self.now_ms(), producer_id, producer_epoch)
             except BrokerError as error:
-                self._start_again(effects, error)
+                self._start_again(answers, error)
                 return
-        answers = effects.answers
         if answers:
             self.log.when_safe(lambda fault: _tell(answers, fault))
 
-    def _start_again(self, effects: Effects, error: BrokerError) -> None:
+    def _start_again(self, answers: list[Any], error: BrokerError) -> None:
         """The state is ahead of its log: nobody may see it. Those who wait are sent away, the log tells what holds."""
         logger.error("%s: %s; its groups are loaded again", self.log.id, error)
         machine = self.machine
-        _tell(effects.answers, Fault.COORDINATOR_NOT_AVAILABLE)
+        _tell(answers, Fault.COORDINATOR_NOT_AVAILABLE)
         if machine is not None:
             _tell(machine.unload(Fault.COORDINATOR_NOT_AVAILABLE).answers, Fault.COORDINATOR_NOT_AVAILABLE)
         self.load()
 
     def stop(self) -> None:
+        self.settle()
         if self.machine is not None:
             _tell(self.machine.unload(Fault.NOT_COORDINATOR).answers, Fault.NOT_COORDINATOR)
         super().stop()
@@ -101,8 +136,9 @@ class Groups(Shards[GroupShard]):
         now_ms: Callable[[], int],
         readers: Executor,
         make_topic: Callable[[], Pending[Fault]],
+        gathering: Gathering,
     ) -> None:
-        super().__init__(lambda partition: GroupShard(partition, now_ms, readers, self._machine), make_topic)
+        super().__init__(lambda partition: GroupShard(partition, now_ms, readers, self._machine, gathering), make_topic)
         self._settings = settings
         self._resolve = resolve
         self._topics: Mapping[str, SubscribedTopic] = {}
@@ -115,6 +151,12 @@ class Groups(Shards[GroupShard]):
     def partition_of(self, group: str) -> TopicPartition:
         """Where the group's records are; the topic must be there (`ensure`)."""
         return TopicPartition(OFFSETS_TOPIC, self.index_of(group))
+
+    def settle(self, partition: int) -> None:
+        """A marker is about to be appended: what the groups there have written comes before it."""
+        shard = self.shards.get(partition)
+        if shard is not None:
+            shard.settle()
 
     def end_transaction(self, partition: int, producer_id: int, *, committed: bool) -> None:
         """A marker was appended to one of the partitions."""

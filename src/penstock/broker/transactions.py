@@ -56,6 +56,8 @@ class MarkerWriter:
             written.complete(Fault.UNKNOWN_TOPIC_OR_PARTITION)
             return written
         marker = Marker(MarkerKind.COMMIT if markers.commit else MarkerKind.ABORT, markers.coordinator_epoch)
+        if partition_id.topic == OFFSETS_TOPIC:
+            self._groups.settle(partition_id.partition)
         try:
             safe_offset = partition.append_marker(
                 marker, *markers.identity, markers.transaction_version, self._now_ms()
