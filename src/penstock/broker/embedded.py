@@ -109,7 +109,12 @@ class EmbeddedEngine:
         self._topics.on_change = self._topics_changed
         self._gathering = Gathering()
         self.groups = Groups(
-            settings.groups, self._topics.matching, self.now_ms, self._readers, self._make_offsets_topic, self._gathering
+            settings.groups,
+            self._topics.matching,
+            self.now_ms,
+            self._readers,
+            self._make_offsets_topic,
+            self._gathering,
         )
         self.transactions = Transactions(
             TransactionSettings(transaction_timeout_ms_max=settings.transaction_max_timeout_ms),
