@@ -16,7 +16,7 @@ from penstock.broker.engine import Acks, Append, Appended, NewTopic, Read, ReadR
 from penstock.broker.partition import Partition
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
-from penstock.storage import files
+from penstock.storage import files, system
 from penstock.storage.log import PartitionLog
 from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, full_for, turns, until
 
@@ -372,14 +372,14 @@ def test_a_sync_that_fails_at_the_stop_leaves_no_marker_of_a_clean_one(tmp_path:
 
 
 class WriteFault:
-    """Stands for os.pwrite and os.pwritev: the next call writes `keep` bytes, then fails or just says how many."""
+    """Stands for writes of one buffer and of several: the next call writes `keep` bytes, then fails or just says how many."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._pwrite, self._pwritev = os.pwrite, os.pwritev
         self.keep: int | None = None
         self.error: int | None = None
-        monkeypatch.setattr(files.os, "pwrite", lambda fd, data, at: self._write(fd, [data], at))
-        monkeypatch.setattr(files.os, "pwritev", self._write)
+        monkeypatch.setattr(system, "write_at", lambda fd, data, at: self._write(fd, [data], at))
+        monkeypatch.setattr(system, "write_all_at", self._write)
 
     def arm(self, keep: int, error: int | None) -> None:
         self.keep, self.error = keep, error

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.model.errors import StartError
+from penstock.storage import system
 from penstock.storage.files import (
     BUFFERS_PER_WRITE_MAX,
     ChecksumMismatch,
@@ -63,7 +64,7 @@ def test_no_room_is_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     def refuse(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "pwrite", refuse)
+    monkeypatch.setattr(system, "write_at", refuse)
     with pytest.raises(DiskFull) as caught:
         disk.write_at(file, 0, (b"x",), 1)
     assert caught.value.errno == code
@@ -78,7 +79,7 @@ def test_a_write_error_is_final_and_cut_back(tmp_path: Path, monkeypatch: pytest
         real(fd, buffers[:1], position)
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "pwritev", half_then_error)
+    monkeypatch.setattr(system, "write_all_at", half_then_error)
     with pytest.raises(DiskFailed):
         disk.write_at(file, 0, (b"x" * 10, b"y" * 10), 20)
     assert (tmp_path / "log").read_bytes() == b""
@@ -87,7 +88,7 @@ def test_a_write_error_is_final_and_cut_back(tmp_path: Path, monkeypatch: pytest
 def test_a_cut_back_that_fails_is_a_failed_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk()
     file = disk.open(tmp_path / "log", create=True)
-    monkeypatch.setattr(os, "pwrite", lambda *_: 3)
+    monkeypatch.setattr(system, "write_at", lambda *_: 3)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -109,8 +110,8 @@ def test_a_failed_sync_is_a_failed_disk(tmp_path: Path, monkeypatch: pytest.Monk
     def refuse(_: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "fdatasync", refuse)
-    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(system, "sync", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)  # of directories
     disk = Disk()
     with pytest.raises(DiskFailed, match="sync failed"):
         disk.sync(disk.open(tmp_path / "log", create=True))

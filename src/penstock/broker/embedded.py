@@ -159,10 +159,10 @@ class EmbeddedEngine:
             logger.warning("folder %s belongs to no topic of the catalogue and is left alone", stray)
         took_ms = (time.monotonic() - began) * 1000
         logger.info(
-            "%d partitions opened in %.0f ms after %s stop; leader epoch %d",
+            "%d partitions opened in %.0f ms, %s; leader epoch %d",
             len(opened.partitions),
             took_ms,
-            "a clean" if self.directory.clean else "no clean",
+            self.directory.history,
             self.leader_epoch,
         )
         self._topics_changed()

@@ -27,6 +27,7 @@ from penstock.server.config_schema import Config, address
 from penstock.server.config_schema import Listener as Address
 from penstock.server.dialects import session_maker
 from penstock.storage.data_directory import DataDirectory
+from penstock.storage.system import shortfalls
 
 logger = logging.getLogger("penstock.server")
 
@@ -44,6 +45,8 @@ class Server:
 
     async def start(self) -> None:
         config = self._config
+        for shortfall in shortfalls():
+            logger.warning(shortfall)
         try:
             directory = DataDirectory(config.data_dir, open_files_max=config.storage.open_files_max)
             try:

@@ -63,6 +63,7 @@ class DataDirectory:
             self._bounds: dict[str, LogBounds] | None = self._read_checkpoint()
             self.clean = self._states is not None
             """Whether the last broker here stopped cleanly."""
+            self.is_new = not self.disk.exists(path / "leader-epoch")
             self.leader_epoch = self._read_epoch()
             self.disk.remove(path / "clean-stop")
             self.disk.sync_directory(path)
@@ -71,6 +72,13 @@ class DataDirectory:
             if isinstance(error, OSError):
                 raise StartError(f"data directory {path} cannot be used: {error.strerror or error}") from error
             raise
+
+    @property
+    def history(self) -> str:
+        """How the last broker here ended, for the line that tells of the start."""
+        if self.is_new:
+            return "in a new directory"
+        return "after a clean stop" if self.clean else "after a crash or a kill"
 
     # ------------------------------------------------------------------------------------------------ identity
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -20,14 +19,13 @@ from pathlib import Path
 from crc32c import crc32c
 
 from penstock.model.errors import StartError
-
-Buffer = bytes | bytearray | memoryview
+from penstock.storage import system
+from penstock.storage.system import Buffer
 
 BUFFERS_PER_WRITE_MAX = 1024
 """IOV_MAX of Linux."""
 
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
-HAS_FDATASYNC = hasattr(os, "fdatasync")
 
 
 class DiskFull(OSError):
@@ -72,7 +70,7 @@ class Disk:
         self.nowait = bool(_NOWAIT)
 
     def open(self, path: Path, *, create: bool = False) -> LogFile:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR | system.OPEN_FLAGS | (os.O_CREAT if create else 0)
         return LogFile(os.open(path, flags, 0o640), path)
 
     def write_at(self, file: LogFile, position: int, buffers: Sequence[Buffer], total: int) -> None:
@@ -80,12 +78,12 @@ class Disk:
         done = 0
         try:
             if len(buffers) == 1:
-                done = os.pwrite(file.fd, buffers[0], position)
+                done = system.write_at(file.fd, buffers[0], position)
             else:
                 for first in range(0, len(buffers), BUFFERS_PER_WRITE_MAX):
                     part = buffers[first : first + BUFFERS_PER_WRITE_MAX]
                     wanted = sum(map(len, part))
-                    written = os.pwritev(file.fd, part, position + done)
+                    written = system.write_all_at(file.fd, part, position + done)
                     done += written
                     if written < wanted:
                         break
@@ -111,10 +109,7 @@ class Disk:
     def sync(self, file: LogFile) -> None:
         """Make the file's bytes and size survive a power cut. An error is final: the kernel forgets what failed."""
         try:
-            if HAS_FDATASYNC:
-                os.fdatasync(file.fd)
-            else:
-                os.fsync(file.fd)
+            system.sync(file.fd)
         except OSError as error:
             raise DiskFailed(error.errno, f"{file.path}: sync failed: {error.strerror}") from error
 
@@ -133,7 +128,7 @@ class Disk:
     def read_at(self, file: LogFile, position: int, length: int) -> bytes:
         """Up to `length` bytes from `position`; may wait for the disk."""
         try:
-            return os.pread(file.fd, length, position)
+            return system.read_at(file.fd, length, position)
         except OSError as error:
             raise DiskFailed(error.errno, f"{file.path}: read failed: {error.strerror}") from error
 
@@ -201,7 +196,7 @@ class Disk:
     def replace_whole(self, path: Path, data: Buffer, *, durable: bool = True) -> None:
         """The file has the old content or the new one, whatever happens in between."""
         aside = path.with_name(path.name + ".tmp")
-        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | system.OPEN_FLAGS, 0o640)
         try:
             view = memoryview(data)
             while view:
@@ -275,17 +270,17 @@ class DirectoryLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | system.OPEN_FLAGS, 0o640)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(self._fd)
         except OSError:
-            holder = os.pread(self._fd, 64, 0).decode(errors="replace").strip()
+            holder = system.read_at(self._fd, 64, 0).decode(errors="replace").strip()
             os.close(self._fd)
             raise StartError(
                 f"data directory {path.parent} is in use by another broker" + (f" (process {holder})" if holder else "")
             ) from None
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+        system.write_at(self._fd, b"%d\n" % os.getpid(), 0)
 
     def release(self) -> None:
         if self._fd >= 0:

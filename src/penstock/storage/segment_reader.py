@@ -7,9 +7,11 @@ began; what a crash or a half-done write left at the end is no batch, and the sc
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import struct
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -23,6 +25,9 @@ _MAGIC_AT = 16
 _LENGTH = struct.Struct(">i")
 _INDEX_ENTRY = struct.Struct(">ii")
 _TIME_INDEX_ENTRY = struct.Struct(">qi")
+_ABORTED_ENTRY = struct.Struct(">hqqqq")
+_TOPIC_ID = re.compile(r"^topic_id: ?([\w-]{22})$", re.MULTILINE)
+_LISTING_TRIES = 3
 _LOG_NAME = re.compile(r"\d{20}\.log")
 
 
@@ -43,8 +48,9 @@ class SegmentScan:
     Batches keep their bytes alive and may be kept; each holds on to the chunk that it was read with.
     """
 
-    def __init__(self, path: Path, start_position: int = 0) -> None:
+    def __init__(self, path: Path, start_position: int = 0, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.path = path
+        self.chunk_bytes = chunk_bytes
         self.start_position = start_position
         self.end_position = start_position
         """Behind the last sound batch so far."""
@@ -62,7 +68,7 @@ class SegmentScan:
                 left = file_end - position
                 rest = chunk[position - chunk_start :]
                 if not _is_whole(rest):
-                    rest = _read(file, position, min(CHUNK_BYTES, left))
+                    rest = _read(file, position, min(self.chunk_bytes, left))
                     if not _is_whole(rest) and len(rest) >= HEADER_BYTES:
                         rest = _read(file, position, min(max(_size(rest), HEADER_BYTES), left))
                     chunk, chunk_start = rest, position
@@ -96,9 +102,65 @@ def _check(view: memoryview, left: int, next_offset: int) -> Batch | str:
     return batch
 
 
-def read_segment(path: Path, start_position: int = 0) -> SegmentScan:
+def read_segment(path: Path, start_position: int = 0, chunk_bytes: int = CHUNK_BYTES) -> SegmentScan:
     """Iterate over the `(position, batch)` of a `.log` file, from a position where a batch begins."""
-    return SegmentScan(path, start_position)
+    return SegmentScan(path, start_position, chunk_bytes)
+
+
+def position_before(path: Path, offset: int) -> int:
+    """Where in a `.log` file the index beside it says that a batch begins which is not past `offset`. The index is a cache
+    and may be of another file by now: who reads from there sees whether it was right, and begins at 0 if not."""
+    base_offset = base_offset_of(path)
+    found = 0
+    for relative, position in _entries(path.with_suffix(".index"), _INDEX_ENTRY, []):
+        if base_offset + relative > offset:
+            break
+        found = max(found, position)
+    return found
+
+
+class Aborted(NamedTuple):
+    """A transaction that was taken back: the records of its producer between these offsets do not count."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+class Snapshot(NamedTuple):
+    """The files of a partition at one moment."""
+
+    segments: list[Path]
+    aborted: list[Aborted]
+
+
+def settled_segments(partition_dir: Path) -> Snapshot | None:
+    """The `.log` files and the aborted transactions of a partition while its broker runs; None when it is exchanging files
+    just now, and some of the log may be in none of them. Files may go after that: opening one says so."""
+    for _ in range(_LISTING_TRIES):
+        changed_ns = partition_dir.stat().st_mtime_ns
+        if any(name == "swap" or name.endswith(".swap") for name in os.listdir(partition_dir)):
+            return None
+        segments = list_segments(partition_dir)
+        aborted = [entry for path in segments for entry in read_aborted(path)]
+        if partition_dir.stat().st_mtime_ns == changed_ns:
+            return Snapshot(segments, aborted)
+    return None
+
+
+def read_aborted(path: Path) -> list[Aborted]:
+    """What the index of aborted transactions beside a `.log` file holds; an entry that is being written is not yet there."""
+    return [Aborted(*row[1:4]) for row in _entries(path.with_suffix(".txnindex"), _ABORTED_ENTRY, [])]
+
+
+def topic_id_of(partition_dir: Path) -> uuid.UUID | None:
+    """The id of the topic that a partition's folder belongs to, if it says so."""
+    try:
+        text = (partition_dir / "partition.metadata").read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    match = _TOPIC_ID.search(text)
+    return uuid.UUID(bytes=base64.urlsafe_b64decode(match[1] + "==")) if match else None
 
 
 def list_segments(partition_dir: Path) -> list[Path]:
