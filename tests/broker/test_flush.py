@@ -372,7 +372,7 @@ def test_a_sync_that_fails_at_the_stop_leaves_no_marker_of_a_clean_one(tmp_path:
 
 
 class WriteFault:
-    """Stands for writes of one buffer and of several: the next call writes `keep` bytes, then fails or just says how many."""
+    """Stands for writes to a file: the next call writes `keep` bytes, then fails or just says how many."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._pwrite, self._pwritev = os.pwrite, os.pwritev

@@ -8,10 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.broker import housekeeping
 from penstock.broker.embedded import EmbeddedEngine, EngineSettings
 from penstock.broker.engine import NewTopic
+from penstock.broker.partition import Partition
 from penstock.model.errors import Fault
 from penstock.model.topic_config import KEYS
 from penstock.records.builder import NewRecord, build_batch
@@ -165,6 +168,48 @@ def test_timed_flushes_come_by_themselves(tmp_path: Path, policy: str, extra: di
             await until(lambda: log_of(engine).flushed_offset == 1)
 
     asyncio.run(run())
+
+
+def test_a_flush_ms_below_the_brokers_interval_is_kept(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_on(
+            tmp_path, CueDisk(), configs={"penstock.flush": "os"}, flush_interval_ms=3_600_000
+        ) as engine:
+            await write(engine, b"a")
+            await alter(engine, flush_ms="20")
+            await until(lambda: log_of(engine).flushed_offset == 1)
+            began = time.monotonic()
+            await write(engine, b"b")
+            await until(lambda: log_of(engine).flushed_offset == 2)
+            assert time.monotonic() - began < 0.9
+
+    asyncio.run(run())
+
+
+@given(st.integers(1, 2_000), st.integers(1, 2_000), st.lists(st.integers(0, 5_000), min_size=1, max_size=20))
+def test_no_append_waits_longer_than_its_topic_allows(within_ms: int, look_ms: int, waits_ms: list[int]) -> None:
+    """Looks come every `look_ms` at the latest, which is at most what the topic allows."""
+    look_ms = min(look_ms, within_ms)
+
+    class Log:
+        dirty = False
+
+    partition = Partition.__new__(Partition)
+    partition.log = Log()  # type: ignore[assignment]
+    partition.durable = False
+    partition.flushes_by_interval = False
+    partition.flush_within_ms = within_ms
+    partition._flush_seen_ms = 0
+    now_ms = 0
+    for wait_ms in waits_ms:
+        appended_ms = now_ms + wait_ms
+        while True:
+            now_ms += look_ms
+            Log.dirty = now_ms >= appended_ms
+            if partition.flush_is_due(now_ms, now_ms + look_ms, 1_000_000):
+                break
+        assert Log.dirty
+        assert now_ms - appended_ms <= within_ms
 
 
 def test_the_flush_policy_of_a_topic_goes_before_the_brokers(tmp_path: Path) -> None:

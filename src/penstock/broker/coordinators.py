@@ -64,7 +64,8 @@ class Shard(ABC, Generic[M]):
         """The log is replayed."""
 
     @abstractmethod
-    def ask(self, command: Any) -> Pending[Any] | Fault: ...
+    def ask(self, command: Any) -> Pending[Any] | Fault:
+        """The machine's answer, when what it rests on is flushed."""
 
     @abstractmethod
     def tick(self, machine: M) -> None:

@@ -509,8 +509,9 @@ class EmbeddedEngine:
 
     def _log_flushed(self, log: PartitionLog) -> None:
         partition = self._by_log.get(log)
-        if partition is not None:
-            partition.flushed()
+        if partition is None:  # its topic was deleted meanwhile
+            return
+        partition.flushed()
         if log.failure is not None:
             logger.error("%s is read-only until the broker starts again: %s", log.name, log.failure)
 

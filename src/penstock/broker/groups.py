@@ -1,7 +1,7 @@
 """Consumer groups and committed offsets, for every dialect: `__consumer_offsets`, a coordinator for each of its partitions.
 
 The pure machine answers at once or parks the ticket; its records are appended in one batch, and no answer leaves before
-what it rests on is flushed.
+what it rests on is flushed, except that a commit from a listener with weaker acks is answered when it is written.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from concurrent.futures import Executor
 from typing import Any
 
 from penstock.broker.coordinators import Shard, Shards
+from penstock.broker.engine import Acks
 from penstock.broker.gathering import Gathering
 from penstock.broker.partition import Partition
 from penstock.coordination.consumer_group_records import SubscribedTopic
-from penstock.coordination.group_commands import Command, DropTopics, Effects, GroupSettings
+from penstock.coordination.group_commands import Command, CommitOffsets, DropTopics, Effects, GroupSettings
 from penstock.coordination.group_coordinator import GroupCoordinator
 from penstock.coordination.group_records import GroupRecord, decode, encode
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import TopicName, TopicPartition
-from penstock.model.pending import Pending
+from penstock.model.pending import Pending, settle
 from penstock.records.batch import Batch
 from penstock.records.control import MarkerKind, read_marker
 from penstock.records.record import read_records
@@ -29,6 +30,12 @@ from penstock.records.record import read_records
 logger = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = TopicName("__consumer_offsets")
+
+
+class WrittenTicket(Pending[Any]):
+    """Whoever asked waits until what it asked for is written, and not until it is flushed."""
+
+    __slots__ = ()
 
 
 class GroupShard(Shard[GroupCoordinator]):
@@ -60,11 +67,11 @@ class GroupShard(Shard[GroupCoordinator]):
     def serve(self, machine: GroupCoordinator) -> None:
         machine.loaded(self.now_ms())
 
-    def ask(self, command: Command) -> Pending[Any] | Fault:
+    def ask(self, command: Command, *, until_flushed: bool = True) -> Pending[Any] | Fault:
         machine = self.machine
         if machine is None:
             return self.fault
-        ticket: Pending[Any] = Pending()
+        ticket: Pending[Any] = Pending() if until_flushed else WrittenTicket()
         self._carry_out(machine.handle(command, self.now_ms(), ticket))
         self.schedule()
         return ticket
@@ -102,6 +109,9 @@ class GroupShard(Shard[GroupCoordinator]):
                 self._start_again(answers, error)
                 return
         if answers:
+            for ticket, result in answers:
+                if type(ticket) is WrittenTicket:
+                    ticket.complete(result)
             self.log.when_safe(lambda fault: _tell(answers, fault))
 
     def _start_again(self, answers: list[Any], error: BrokerError) -> None:
@@ -151,6 +161,21 @@ class Groups(Shards[GroupShard]):
     def partition_of(self, group: str) -> TopicPartition:
         """Where the group's records are; the topic must be there (`ensure`)."""
         return TopicPartition(OFFSETS_TOPIC, self.index_of(group))
+
+    def commit(self, command: CommitOffsets, acks: int) -> Pending[Any] | Fault:
+        """Commit offsets; answered as a produce with these acks is: when they are flushed, or when they are written."""
+        if acks == Acks.ALL:
+            return self.ask(command.group, command)
+        if self.shards:
+            return self.shards[self.index_of(command.group)].ask(command, until_flushed=False)
+        answer: Pending[Any] = Pending()
+
+        def made(fault: Fault) -> None:
+            ready = fault is Fault.NONE and self.shards
+            settle(answer, self.commit(command, acks) if ready else Fault.COORDINATOR_NOT_AVAILABLE)
+
+        self.ensure().then(made)
+        return answer
 
     def settle(self, partition: int) -> None:
         """A marker is about to be appended: what the groups there have written comes before it."""

@@ -27,6 +27,10 @@ LOGS_PER_SLICE = 16
 PRODUCER_EXPIRATION_MS = 7 * 24 * 3_600_000
 """Kafka's transactional.id.expiration.ms: a producer id outlives the longest pause of a batch job (KIP-854 has a day)."""
 CLOCK_STEP_MS_MAX = 300_000
+FLUSH_INTERVAL_MS_MIN = 5
+"""A disk that takes as long for one flush gains nothing from a shorter interval."""
+FLUSH_LOOK_MS_MAX = 1_000
+"""A shorter flush.ms than all others acts so long after it was set."""
 SNAPSHOTS_KEPT = 2
 
 
@@ -57,12 +61,13 @@ class Housekeeping:
         for interval_ms, work in (
             (self._checkpoint_interval_ms, self.checkpoint),
             (self._retention_interval_ms, self.retain),
-            (self._flush_interval_ms, self._flush),
             (self._retention_interval_ms, self._expire_producers),
         ):
             self._tasks.append(
                 loop.create_task(self._repeat(work.__name__, interval_ms, work), name=f"penstock {work.__name__}")
             )
+
+        self._tasks.append(loop.create_task(self._flush_in_time(), name="penstock timed flushes"))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -173,13 +178,20 @@ class Housekeeping:
 
     # ------------------------------------------------------------------------------------------------ the rest
 
-    async def _flush(self) -> None:
-        """Timed flushes: the interval policy, and topics with flush.ms or flush.messages."""
-        now_ms = self._now_ms()
-        for partition in self._partitions():
-            if partition.flush_is_due(now_ms):
-                assert partition.log is not None
-                partition.request_flush(partition.log)
+    async def _flush_in_time(self) -> None:
+        """The interval policy, and topics with flush.ms: nothing waits longer than the shortest interval among them."""
+        while True:
+            interval_ms = min(self._flush_interval_ms, FLUSH_LOOK_MS_MAX)
+            for partition in self._partitions():
+                if partition.flush_within_ms is not None:
+                    interval_ms = min(interval_ms, partition.flush_within_ms)
+            interval_ms = max(interval_ms, FLUSH_INTERVAL_MS_MIN)
+            await asyncio.sleep(interval_ms / 1000)
+            now_ms = int(time.monotonic() * 1000)
+            for partition in list(self._partitions()):
+                if partition.flush_is_due(now_ms, now_ms + interval_ms, self._flush_interval_ms):
+                    assert partition.log is not None
+                    partition.request_flush(partition.log)
 
     async def _expire_producers(self) -> None:
         now_ms = self._now_ms()

@@ -40,6 +40,7 @@ class DataWaiter(Protocol):
 
 class Partition:
     __slots__ = (
+        "_flush_seen_ms",
         "_flush_waiters",
         "_looks_inside",
         "_stamps",
@@ -47,6 +48,7 @@ class Partition:
         "config",
         "data_waiters",
         "durable",
+        "flush_within_ms",
         "flushes_by_interval",
         "high_watermark",
         "id",
@@ -83,6 +85,7 @@ class Partition:
         self.data_waiters: dict[DataWaiter, None] = {}
         self._flush_waiters: deque[tuple[int, Callable[[Fault], None]]] = deque()
         self.high_watermark = 0
+        self._flush_seen_ms = 0
         self.configure(config, flush_policy)
         if log is not None:
             self.high_watermark = log.log_end_offset
@@ -96,6 +99,7 @@ class Partition:
         """Whether the high watermark is the flushed offset."""
         self.waits_always = policy == "always"
         self.flushes_by_interval = policy == "interval"
+        self.flush_within_ms = None if self.durable or config.flush_ms == _LONG_MAX else config.flush_ms
         if self.log is not None:
             self.log.config = config
 
@@ -374,12 +378,25 @@ class Partition:
             else:
                 self._flush_waiters.append((offset, callback))
 
-    def flush_is_due(self, now_ms: int) -> bool:
-        """Whether a timed flush has something to do: never where every append is flushed anyway."""
+    def flush_is_due(self, now_ms: int, next_look_ms: int, flush_interval_ms: int) -> bool:
+        """Whether what was appended would wait too long for a timed flush if this waited for the next look.
+
+        Never where every append is flushed anyway, or where the policy leaves it to the system.
+        """
         log = self.log
         if log is None or not log.dirty or self.durable:
+            self._flush_seen_ms = now_ms
             return False
-        return self.flushes_by_interval or self.config.flush_ms != _LONG_MAX
+        if self.flush_within_ms is not None:
+            within_ms = self.flush_within_ms
+        elif self.flushes_by_interval:
+            within_ms = flush_interval_ms
+        else:
+            return False
+        if next_look_ms - self._flush_seen_ms < within_ms:
+            return False
+        self._flush_seen_ms = now_ms
+        return True
 
     def log_start_moved(self) -> None:
         """Segments were deleted, or records below an offset."""

@@ -8,6 +8,7 @@ replaced when the name comes back) and never a topic without its folders.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,6 +24,8 @@ from penstock.storage.log import PartitionLog
 
 if TYPE_CHECKING:
     from penstock.broker.embedded import EngineSettings
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -181,10 +184,14 @@ class Topics:
             return results
 
     def _throw_away(self, folders: list[str]) -> None:
-        for folder in folders:
-            if self._directory.disk.exists(self._directory.path / folder):
-                self._directory.trash(folder)
-        self._directory.empty_trash()
+        """The topics are gone with their entries in the catalogue; folders that stay are a nuisance, not a fault."""
+        try:
+            for folder in folders:
+                if self._directory.disk.exists(self._directory.path / folder):
+                    self._directory.trash(folder)
+            self._directory.empty_trash()
+        except OSError as error:
+            logger.error("folders of deleted topics cannot be removed: %s", error)
 
     async def add_partitions(self, topics: Sequence[tuple[str, int]], *, validate_only: bool) -> list[TopicResult]:
         async with self._lock:
