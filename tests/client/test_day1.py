@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 
 from penstock.broker.engine import Acks
-from penstock.client.day1 import PIPELINE_BYTES_MAX, Day1Client, Day1Error, Day1Record
+from penstock.client.day1 import Day1Client, Day1Error, Day1Record
+from penstock.client.stream import PIPELINE_BYTES_MAX
 from tests.dialects.day1.conftest import day1
 from tests.dialects.fluxgo.in_process import Serving
 

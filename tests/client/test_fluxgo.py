@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.client.fluxgo import OFFSET_INVALID, PIPELINE_BYTES_MAX, FluxGoClient, FluxGoError
+from penstock.client.fluxgo import OFFSET_INVALID, FluxGoClient, FluxGoError
+from penstock.client.stream import PIPELINE_BYTES_MAX
 from tests.dialects.fluxgo.conftest import fluxgo
 from tests.dialects.fluxgo.in_process import Serving
 

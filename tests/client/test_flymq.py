@@ -14,8 +14,9 @@ from typing import Self
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from penstock.client.flymq import PIPELINE_BYTES_MAX, FlyMQClient, FlyMQError, Group, Record
+from penstock.client.flymq import FlyMQClient, FlyMQError, Group, Record
 from penstock.client.flymq_connection import address_of
+from penstock.client.stream import PIPELINE_BYTES_MAX
 from tests.dialects.flymq.broker import Broker, op, s
 
 KEY = bytes(range(32))

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.client.minikafka import PIPELINE_BYTES_MAX, Message, MiniKafkaClient, MiniKafkaError
+from penstock.client.minikafka import Message, MiniKafkaClient, MiniKafkaError
+from penstock.client.stream import PIPELINE_BYTES_MAX
 from penstock.dialects.minikafka.service import MiniKafkaService
 from penstock.dialects.minikafka.session import MiniKafkaSession
 from penstock.model.listeners import DEFAULTS

@@ -7,11 +7,11 @@ is the socket's own OSError (TimeoutError, ConnectionError); the client is of no
 from __future__ import annotations
 
 import re
-import socket
 import struct
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
+
+from penstock.client.stream import StreamClient, windows
 
 PRODUCE, FETCH, ERROR = 1, 2, 255
 
@@ -19,8 +19,6 @@ PORT = 9096
 FRAME_BYTES_MAX = 8 * 1024 * 1024
 """The largest frame that a Day1 server takes, without its length field."""
 FETCH_BYTES = 1024 * 1024
-PIPELINE_BYTES_MAX = 256 * 1024
-"""Produces that are sent before their answers are read; the answers to so many are far smaller than a socket's buffers."""
 
 _LENGTH = struct.Struct(">I")
 _U16 = struct.Struct(">H")
@@ -52,17 +50,15 @@ class Day1Record(NamedTuple):
     value: bytes
 
 
-class Day1Client:
+class Day1Client(StreamClient):
     """Connects when it is made; `with` closes it."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = PORT, timeout_s: float = 30.0) -> None:
-        self._socket = socket.create_connection((host, port), timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._stream = self._socket.makefile("rb")
+        super().__init__(host, port, timeout_s)
 
     def produce(self, topic: str, partition: int, records: Sequence[tuple[bytes, bytes]]) -> int:
         """Append (key, value) pairs in one request; the offset of the first."""
-        self._socket.sendall(_produce_frame(topic, partition, records))
+        self._send(_produce_frame(topic, partition, records))
         return self._base_offset()
 
     def produce_many(self, topic: str, partition: int, records: Sequence[tuple[bytes, bytes]]) -> list[int]:
@@ -70,8 +66,8 @@ class Day1Client:
         behind it may be there or not."""
         offsets: list[int] = []
         failure: Day1Error | None = None
-        for window in _windows([_produce_frame(topic, partition, (record,)) for record in records]):
-            self._socket.sendall(b"".join(window))
+        for window in windows([_produce_frame(topic, partition, (record,)) for record in records]):
+            self._send(b"".join(window))
             for _ in window:
                 try:
                     offsets.append(self._base_offset())
@@ -83,7 +79,7 @@ class Day1Client:
 
     def fetch(self, topic: str, partition: int, offset: int, max_bytes: int = FETCH_BYTES) -> list[Day1Record]:
         """The records from `offset` on that fit into `max_bytes`; none at the end, and none when the first is larger."""
-        self._socket.sendall(_frame(bytes((FETCH,)) + _text(topic) + _FETCH.pack(partition, offset, max_bytes)))
+        self._send(_frame(bytes((FETCH,)) + _text(topic) + _FETCH.pack(partition, offset, max_bytes)))
         answer = self._answer(FETCH)
         _, count = _FETCHED.unpack_from(answer)
         at = _FETCHED.size
@@ -131,24 +127,6 @@ class Day1Client:
             raise ConnectionError(f"an answer that begins with {answer[:1].hex()}: the server does not speak Day1")
         return answer[1:]
 
-    def _exactly(self, count: int) -> bytes:
-        data = self._stream.read(count)
-        if len(data) < count:
-            raise ConnectionError("the server closed the connection")
-        return data
-
-    def close(self) -> None:
-        self._stream.close()
-        self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _produce_frame(topic: str, partition: int, records: Sequence[tuple[bytes, bytes]]) -> bytes:
     if len(records) > 0xFFFF:
@@ -172,17 +150,3 @@ def _text(text: str) -> bytes:
     if len(raw) > 0xFFFF:
         raise ValueError(f"a name of {len(raw)} bytes is more than Day1's 65535")
     return _U16.pack(len(raw)) + raw
-
-
-def _windows(frames: list[bytes]) -> Iterator[list[bytes]]:
-    """The frames in pieces of about PIPELINE_BYTES_MAX, at least one each."""
-    window: list[bytes] = []
-    size = 0
-    for frame in frames:
-        if window and size + len(frame) > PIPELINE_BYTES_MAX:
-            yield window
-            window, size = [], 0
-        window.append(frame)
-        size += len(frame)
-    if window:
-        yield window

@@ -8,11 +8,10 @@ after it.
 from __future__ import annotations
 
 import re
-import socket
 import struct
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Self
+
+from penstock.client.stream import StreamClient, windows
 
 PRODUCE, CONSUME, COMMIT_OFFSET, FETCH_OFFSET = 0x01, 0x02, 0x04, 0x05
 
@@ -24,8 +23,6 @@ OFFSET_NOT_FOUND = 0x34
 PORT = 9898
 FRAME_BYTES_MAX = 10 * 1024 * 1024
 """The largest frame that a FluxGo server takes, without its length field."""
-PIPELINE_BYTES_MAX = 256 * 1024
-"""Produces that are sent before their answers are read; the answers to so many are far smaller than a socket's buffers."""
 
 MEANINGS = {
     0xFF: "Unknown error",
@@ -61,19 +58,17 @@ class FluxGoError(Exception):
         super().__init__(f"{self.text} (code {code:#04x})")
 
 
-class FluxGoClient:
+class FluxGoClient(StreamClient):
     """Connects when it is made; `with` closes it."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = PORT, timeout_s: float = 30.0) -> None:
-        self._socket = socket.create_connection((host, port), timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._stream = self._socket.makefile("rb")
+        super().__init__(host, port, timeout_s)
 
     # ------------------------------------------------------------------------------------------------ records
 
     def produce(self, topic: str, partition: int, value: bytes) -> int:
         """Append one record; its offset."""
-        self._socket.sendall(_frame(PRODUCE, _text(topic) + _u64(partition), value))
+        self._send(_frame(PRODUCE, _text(topic) + _u64(partition), value))
         return int.from_bytes(self._answer(), "big")
 
     def produce_many(self, topic: str, partition: int, values: Sequence[bytes]) -> list[int]:
@@ -81,8 +76,8 @@ class FluxGoClient:
         head = _text(topic) + _u64(partition)
         offsets: list[int] = []
         failure: FluxGoError | None = None
-        for window in _windows([_frame(PRODUCE, head, value) for value in values]):
-            self._socket.sendall(b"".join(window))
+        for window in windows([_frame(PRODUCE, head, value) for value in values]):
+            self._send(b"".join(window))
             for _ in window:
                 try:
                     offsets.append(int.from_bytes(self._answer(), "big"))
@@ -94,7 +89,7 @@ class FluxGoClient:
 
     def consume(self, topic: str, partition: int, offset: int) -> bytes:
         """The record at `offset`; FluxGoError OFFSET_INVALID at the end of the log."""
-        self._socket.sendall(_frame(CONSUME, _text(topic) + _u64(partition) + _u64(offset)))
+        self._send(_frame(CONSUME, _text(topic) + _u64(partition) + _u64(offset)))
         return self._answer()
 
     def records(self, topic: str, partition: int, offset: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -117,12 +112,12 @@ class FluxGoClient:
 
     def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
         """Remember for the group where to go on: by convention the offset behind the last record it is done with."""
-        self._socket.sendall(_frame(COMMIT_OFFSET, _text(group) + _text(topic) + _u64(partition) + _u64(offset)))
+        self._send(_frame(COMMIT_OFFSET, _text(group) + _text(topic) + _u64(partition) + _u64(offset)))
         self._answer()
 
     def fetch_offset(self, group: str, topic: str, partition: int) -> int | None:
         """Where the group goes on; None when it committed nothing."""
-        self._socket.sendall(_frame(FETCH_OFFSET, _text(group) + _text(topic) + _u64(partition)))
+        self._send(_frame(FETCH_OFFSET, _text(group) + _text(topic) + _u64(partition)))
         try:
             return int.from_bytes(self._answer(), "big")
         except FluxGoError as error:
@@ -142,24 +137,6 @@ class FluxGoClient:
             raise FluxGoError(code, payload.decode("utf-8", "replace"))
         return payload
 
-    def _exactly(self, count: int) -> bytes:
-        data = self._stream.read(count)
-        if len(data) < count:
-            raise ConnectionError("the server closed the connection")
-        return data
-
-    def close(self) -> None:
-        self._stream.close()
-        self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _frame(command: int, *parts: bytes) -> bytes:
     length = 1 + sum(map(len, parts))
@@ -177,17 +154,3 @@ def _text(text: str) -> bytes:
 
 def _u64(number: int) -> bytes:
     return number.to_bytes(8, "big")
-
-
-def _windows(frames: list[bytes]) -> Iterator[list[bytes]]:
-    """The frames in pieces of about PIPELINE_BYTES_MAX, at least one each."""
-    window: list[bytes] = []
-    size = 0
-    for frame in frames:
-        if window and size + len(frame) > PIPELINE_BYTES_MAX:
-            yield window
-            window, size = [], 0
-        window.append(frame)
-        size += len(frame)
-    if window:
-        yield window

@@ -14,14 +14,13 @@ from typing import NamedTuple, Self, TypeVar
 
 from penstock.client.flymq_connection import PAYLOAD_BYTES_MAX, Connection, FlyMQError, Servers, address_of, frame
 from penstock.client.flymq_encryption import Encryption
+from penstock.client.stream import windows
 
 __all__ = ["FlyMQClient", "FlyMQError", "Group", "Record", "RecordMetadata", "Transaction"]
 
 T = TypeVar("T")
 
 PORT = 9095
-PIPELINE_BYTES_MAX = 256 * 1024
-"""Produces that are sent before their answers are read; the answers to so many fit a socket's buffers."""
 ANY_PARTITION = -1
 
 PRODUCE, CONSUME, CREATE_TOPIC, METADATA, SUBSCRIBE, COMMIT, FETCH, LIST_TOPICS, DELETE_TOPIC = range(0x01, 0x0A)
@@ -103,7 +102,7 @@ class FlyMQClient:
         frames = [frame(PRODUCE, self._produce_payload(topic, value, key, partition)) for value, key in rows]
         placed: list[RecordMetadata] = []
         with self._servers.connection(self._servers.current) as connection:
-            for window in _windows(frames):
+            for window in windows(frames):
                 connection.send(b"".join(window))
                 placed += _answers(connection, len(window))
         return placed
@@ -331,17 +330,3 @@ def _answers(connection: Connection, count: int) -> list[RecordMetadata]:
     if failure is not None:
         raise failure
     return placed
-
-
-def _windows(frames: list[bytes]) -> Iterator[list[bytes]]:
-    """The frames in pieces of about PIPELINE_BYTES_MAX, at least one each."""
-    window: list[bytes] = []
-    size = 0
-    for data in frames:
-        if window and size + len(data) > PIPELINE_BYTES_MAX:
-            yield window
-            window, size = [], 0
-        window.append(data)
-        size += len(data)
-    if window:
-        yield window

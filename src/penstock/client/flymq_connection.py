@@ -8,13 +8,14 @@ again, except where it says that another server leads.
 from __future__ import annotations
 
 import re
-import socket
 import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+from penstock.client.stream import StreamClient
 
 MAGIC = 0xAF
 VERSION = 1
@@ -48,17 +49,15 @@ def address_of(text: str, port: int) -> Address:
     return host.strip("[]"), int(number)
 
 
-class Connection:
+class Connection(StreamClient):
     """One socket: requests in, answers out, in order."""
 
     def __init__(self, address: Address, timeout_s: float) -> None:
+        super().__init__(*address, timeout_s)
         self.address = address
-        self._socket = socket.create_connection(address, timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._stream = self._socket.makefile("rb")
 
     def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
+        self._send(data)
 
     def answer(self, opcode: int) -> bytes:
         """The payload of the next answer; raises FlyMQError for an error."""
@@ -71,16 +70,6 @@ class Connection:
         if answered != (AUTH_ANSWER if opcode == AUTH else opcode):
             raise ConnectionError(f"opcode {answered:#04x} answered {opcode:#04x}")
         return payload
-
-    def _exactly(self, count: int) -> bytes:
-        data = self._stream.read(count)
-        if len(data) < count:
-            raise ConnectionError("the server closed the connection")
-        return data
-
-    def close(self) -> None:
-        self._stream.close()
-        self._socket.close()
 
 
 def frame(opcode: int, payload: bytes) -> bytes:

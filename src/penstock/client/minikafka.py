@@ -7,15 +7,13 @@ are bytes on the wire; strings are sent as UTF-8.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
+
+from penstock.client.stream import StreamClient, windows
 
 PORT = 9093
 ALL_PARTITIONS = -1
-PIPELINE_BYTES_MAX = 256 * 1024
-"""Produces that are sent before their answers are read; the answers to so many are far smaller than a socket's buffers."""
 LINE_BYTES_MAX = 16 * 1024 * 1024
 """The longest line that is read; a key comes in a line and may be long when another dialect wrote it."""
 
@@ -37,19 +35,17 @@ class Message(NamedTuple):
     value: bytes
 
 
-class MiniKafkaClient:
+class MiniKafkaClient(StreamClient):
     """Connects when it is made; `with` closes it."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = PORT, timeout_s: float = 30.0) -> None:
-        self._socket = socket.create_connection((host, port), timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._stream = self._socket.makefile("rb")
+        super().__init__(host, port, timeout_s)
 
     # ------------------------------------------------------------------------------------------------ records
 
     def produce(self, topic: str, key: bytes, value: bytes) -> int:
         """Append one message to the partition that its key chooses; its offset there."""
-        self._socket.sendall(_produce(topic, key, value))
+        self._send(_produce(topic, key, value))
         return self._appended()
 
     def produce_many(self, topic: str, messages: Sequence[tuple[bytes, bytes]]) -> list[int]:
@@ -57,8 +53,8 @@ class MiniKafkaClient:
         messages behind it may be there or not."""
         offsets: list[int] = []
         failure: MiniKafkaError | None = None
-        for window in _windows([_produce(topic, key, value) for key, value in messages]):
-            self._socket.sendall(b"".join(window))
+        for window in windows([_produce(topic, key, value) for key, value in messages]):
+            self._send(b"".join(window))
             for _ in window:
                 try:
                     offsets.append(self._appended())
@@ -117,7 +113,7 @@ class MiniKafkaClient:
     def _send_line(self, line: bytes) -> None:
         if b"\n" in line:
             raise ValueError("a name with a line feed cannot be sent")
-        self._socket.sendall(line + b"\n")
+        self._send(line + b"\n")
 
     def _line(self) -> bytes:
         line = self._stream.readline(LINE_BYTES_MAX)
@@ -129,24 +125,6 @@ class MiniKafkaClient:
             raise MiniKafkaError(NO_CODE, line[5:-1].decode("latin-1"))
         return line[:-1]
 
-    def _exactly(self, count: int) -> bytes:
-        data = self._stream.read(count)
-        if len(data) < count:
-            raise ConnectionError("the server closed the connection")
-        return data
-
-    def close(self) -> None:
-        self._stream.close()
-        self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _produce(topic: str, key: bytes, value: bytes) -> bytes:
     name = topic.encode()
@@ -154,17 +132,3 @@ def _produce(topic: str, key: bytes, value: bytes) -> bytes:
         if b" " in word or b"\n" in word:
             raise ValueError(f"{word!r} has a blank or a line feed: MiniKafka's lines have no room for it")
     return b"TOPIC %b %b %d\n%b" % (name, key, len(value), value)
-
-
-def _windows(requests: list[bytes]) -> Iterator[list[bytes]]:
-    """The requests in pieces of about PIPELINE_BYTES_MAX, at least one each."""
-    window: list[bytes] = []
-    size = 0
-    for request in requests:
-        if window and size + len(request) > PIPELINE_BYTES_MAX:
-            yield window
-            window, size = [], 0
-        window.append(request)
-        size += len(request)
-    if window:
-        yield window

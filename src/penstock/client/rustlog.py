@@ -7,13 +7,13 @@ administrative requests and ping exist in the binary form only and are sent so b
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import msgspec
+
+from penstock.client.stream import StreamClient
 
 PORT = 9094
 FRAME_BYTES_MAX = 10 * 1024 * 1024
@@ -48,16 +48,14 @@ class Fetched(NamedTuple):
     next_offset: int
 
 
-class RustLogClient:
+class RustLogClient(StreamClient):
     """Connects when it is made; `with` closes it. `json` chooses the form of the four requests that have both."""
 
     def __init__(
         self, host: str = "127.0.0.1", port: int = PORT, timeout_s: float = 30.0, *, json: bool = False
     ) -> None:
         self._json = json
-        self._socket = socket.create_connection((host, port), timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._stream = self._socket.makefile("rb")
+        super().__init__(host, port, timeout_s)
 
     # ------------------------------------------------------------------------------------------------ records
 
@@ -202,29 +200,11 @@ class RustLogClient:
     def _exchange(self, payload: bytes) -> bytes:
         if len(payload) > FRAME_BYTES_MAX:
             raise ValueError(f"a frame of {len(payload)} bytes is more than RustLog's {FRAME_BYTES_MAX}")
-        self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+        self._send(_LENGTH.pack(len(payload)) + payload)
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         if not length:
             raise ConnectionError("the server sent an empty frame: it does not speak RustLog")
         return self._exactly(length)
-
-    def _exactly(self, count: int) -> bytes:
-        data = self._stream.read(count)
-        if len(data) < count:
-            raise ConnectionError("the server closed the connection")
-        return data
-
-    def close(self) -> None:
-        self._stream.close()
-        self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _text(text: str) -> bytes:

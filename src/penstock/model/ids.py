@@ -1,4 +1,4 @@
-"""Names and ids: what a topic may be called, and which partition is meant."""
+"""Names and ids: what a topic and a group may be called, and which partition is meant."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ TOPIC_NAME_CHARS_MAX = 249
 """Kafka's bound: with "-" and a partition number the directory name stays below 255 bytes."""
 
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,%d}" % TOPIC_NAME_CHARS_MAX)
+
+GROUP_NAME_BYTES_MAX = 255
+"""Of the groups that the smaller dialects name. Kafka's clients may call theirs anything."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
@@ -40,6 +45,11 @@ def topic_name(text: str) -> TopicName:
             'other than "." and ".."',
         )
     return TopicName(text)
+
+
+def is_group_name(text: str) -> bool:
+    """Whether a group of the smaller dialects may be called so: UTF-8 of a bounded length, no control characters."""
+    return 0 < len(text.encode()) <= GROUP_NAME_BYTES_MAX and _CONTROL.search(text) is None
 
 
 def is_internal(topic: str) -> bool:

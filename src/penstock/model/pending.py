@@ -100,3 +100,21 @@ def when(result: T | Pending[T], change: Callable[[T], U]) -> U | Pending[U]:
     if isinstance(result, Pending):
         return result.map(change)
     return change(result)
+
+
+def in_turn(first: T | Pending[T], then: Callable[[T], U | Pending[U]]) -> U | Pending[U]:
+    """Ask `then` as soon as `first` is answered, in the same moment: nothing else happens between the two. It is asked
+    although whoever waits for its answer may have gone."""
+    if not isinstance(first, Pending):
+        return then(first)
+    last: Pending[U] = Pending()
+    first.then(lambda result: settle(last, then(result)))
+    return last
+
+
+def settle(waiting: Pending[T], result: T | Pending[T]) -> None:
+    """Complete `waiting` with the answer, now or when it comes."""
+    if isinstance(result, Pending):
+        result.then(waiting.complete)
+    else:
+        waiting.complete(result)

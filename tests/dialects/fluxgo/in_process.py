@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 import struct
 import threading
@@ -148,6 +149,15 @@ class RawPeer:
         body = self._stream.read(size)
         assert len(body) == size, "the broker closed the connection within an answer"
         return body
+
+    def exactly(self, count: int) -> bytes:
+        data = self._stream.read(count)
+        assert len(data) == count, "the broker closed the connection"
+        return data
+
+    def is_silent(self) -> bool:
+        """Whether nothing has come that was not read."""
+        return not select.select([self.socket], [], [], 0)[0]
 
     def ask(self, frame: bytes) -> bytes:
         self.send(frame)

@@ -156,6 +156,9 @@ class LoadingGroups:
         answer.complete(CommitResult(Fault.NONE))
         return answer
 
+    def commit(self, command: Any, acks: int) -> Any:
+        return self.ask(command.group, command)
+
 
 def test_commits_while_the_coordinator_loads_wait_for_it_in_order() -> None:
     """A FluxGo client does not come again as a Kafka client does."""

@@ -13,9 +13,9 @@ import pytest
 import zstandard
 from cramjam import snappy
 
-from penstock.dialects.flymq.errors import CODES
 from penstock.dialects.flymq.placing import fnv1a
 from penstock.model.errors import Fault
+from penstock.model.fault_tables import KAFKA_CODES as CODES
 from penstock.records.builder import NewRecord
 from tests.dialects.flymq.broker import (
     Broker,
@@ -216,6 +216,22 @@ def test_a_wrong_number_of_headers_is_refused(wire: Wire, count: int) -> None:
     answer = wire.api(0, s("t") + i32(0) + batch(data))
     assert answer.error == 87
     assert answer.text == f"{count} headers, 0 to 10000 are allowed"
+
+
+def test_ten_thousand_headers_are_kept(wire: Wire) -> None:
+    headers = {f"h{at}": "" for at in range(10_000)}
+    assert wire.api(0, s("t") + i32(0) + batch(message(b"v", headers=headers))).error == 0
+    _, [found] = fetched(wire.api_good(1, api_fetch_payload("t", 0, 0)))
+    assert found.headers == headers
+
+
+def test_a_fetch_has_at_most_ten_thousand_records_and_the_next_goes_on(wire: Wire) -> None:
+    for _ in range(2):
+        assert wire.api(0, s("t") + i32(0) + batch(*[message(b"")] * 5_001)).error == 0
+    _, first = fetched(wire.api_good(1, api_fetch_payload("t", 0, 0)))
+    assert [first[0].offset, first[-1].offset] == [0, 9_999]
+    _, rest = fetched(wire.api_good(1, api_fetch_payload("t", 0, 10_000)))
+    assert [found.offset for found in rest] == [10_000, 10_001]
 
 
 def test_timestamps_are_kept_and_none_is_the_time_of_the_append(wire: Wire) -> None:

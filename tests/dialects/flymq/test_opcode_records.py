@@ -11,6 +11,7 @@ import pytest
 import zstandard
 from cramjam import snappy
 
+from penstock.dialects.flymq import session as flymq_session
 from penstock.records.builder import NewRecord
 from tests.dialects.flymq.broker import (
     Broker,
@@ -479,6 +480,25 @@ def test_subscribe_says_where_to_begin(broker: Broker, wire: Wire) -> None:
     broker.delete_records("t", 0, 2)
     assert wire.good(subscribe("t", "g", 0, "earliest")) == u64(2)
     assert wire.good(subscribe("t", "other", 0, "commit")) == u64(2)
+
+
+def test_a_connection_has_at_most_the_allowed_subscriptions(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert flymq_session.SUBSCRIPTIONS_MAX == 10_000
+    monkeypatch.setattr(flymq_session, "SUBSCRIPTIONS_MAX", 2)
+    make(wire, "t", 1)
+    for group in ("a", "b", "a"):
+        assert wire.good(subscribe("t", group, 0, "")) == u64(0)
+    assert wire.ask(subscribe("t", "c", 0, "")).text == "a connection has at most 2 subscriptions"
+
+
+def test_a_filtered_fetch_looks_at_4_mib_and_says_where_it_stopped(wire: Wire) -> None:
+    value = b"x" * (1 << 20)
+    for _ in range(5):
+        wire.good(produce("t", value))
+    rows, next_offset = fetched(wire.good(fetch("t", 0, 0, 10, "nowhere")))
+    assert (rows, next_offset) == ([], 4)
+    rows, next_offset = fetched(wire.good(fetch("t", 0, next_offset, 10, "nowhere")))
+    assert (rows, next_offset) == ([], 5)
 
 
 def test_subscribe_says_what_is_wrong(wire: Wire) -> None:

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.coordination.group_commands import GroupSettings
-from penstock.dialects.flymq.errors import CODES
 from penstock.dialects.flymq.service import API_KEYS, OPCODES, FlyMQService
 from penstock.dialects.flymq.session import FlyMQSession
 from penstock.dialects.flymq.turns import Lane
 from penstock.model.errors import BrokerError, Fault
+from penstock.model.fault_tables import KAFKA_CODES as CODES
 from penstock.model.limits import SCRATCH_BYTES
 from penstock.model.listeners import DEFAULTS
 from penstock.model.pending import Pending

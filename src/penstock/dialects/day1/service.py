@@ -1,15 +1,10 @@
-"""What all Day1 connections of a listener share: the engine, the settings, and how a produce gets its partition.
-
-Day1 has no request that makes a topic: a produce to any partition number opens a log for it. Here it makes the topic
-with as many partitions as that number needs, or lets an existing topic grow to it, up to a bound.
-"""
+"""What all Day1 connections of a listener share: the engine and the settings."""
 
 from __future__ import annotations
 
 from penstock.broker.embedded import EmbeddedEngine
-from penstock.broker.engine import NewTopic, TopicResult
-from penstock.model.errors import BrokerError, Fault
-from penstock.model.ids import is_internal, topic_name
+from penstock.broker.partition_making import make_partition
+from penstock.model.errors import BrokerError
 from penstock.model.listeners import ListenerSettings
 from penstock.model.pending import Pending
 
@@ -21,41 +16,4 @@ class Day1Service:
 
     def make_partition(self, topic: str, partition: int) -> BrokerError | Pending[BrokerError | None]:
         """Make a partition that is not there; why it cannot be, or None when it is made."""
-        engine, settings = self.engine, self.settings
-        try:
-            topic_name(topic)
-        except BrokerError as error:
-            return error
-        if is_internal(topic):
-            return BrokerError(Fault.INVALID_TOPIC, f"{topic} is written by the broker alone")
-        if not settings.creates_topics:
-            return BrokerError(
-                Fault.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {topic}-{partition}, and this listener makes no topics"
-            )
-        if partition >= settings.partitions_max:
-            return BrokerError(
-                Fault.INVALID_PARTITIONS, f"partition {partition} is past the {settings.partitions_max} of a topic"
-            )
-        answer: Pending[BrokerError | None] = Pending()
-
-        def changed(results: list[TopicResult]) -> None:
-            # Others make and grow topics at the same time: what counts is whether the partition is there now.
-            [result] = results
-            if engine.partition(topic, partition) is not None:
-                answer.complete(None)
-            elif result.fault is Fault.TOPIC_EXISTS:
-                grow()
-            elif result.fault is Fault.NONE:
-                answer.complete(BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION))
-            else:
-                answer.complete(BrokerError(result.fault, result.text or ""))
-
-        def grow() -> None:
-            engine.add_partitions([(topic, partition + 1)], validate_only=False).then(changed)
-
-        if engine.topic(topic) is None:
-            new = NewTopic(topic, max(settings.partitions, partition + 1))
-            engine.create_topics([new], validate_only=False).then(changed)
-        else:
-            grow()
-        return answer
+        return make_partition(self.engine, self.settings, topic, partition)

@@ -14,12 +14,11 @@ A frame that is too large closes the connection without an answer, as mini-kafka
 from __future__ import annotations
 
 import struct
-from collections import deque
-from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.broker.engine import Bytes, RecordsRead, RunAppended
+from penstock.broker.holding import HoldingSession
 from penstock.dialects.day1 import errors
 from penstock.dialects.day1.frames import (
     FETCH_HEADER_BYTES,
@@ -42,9 +41,7 @@ from penstock.model.chunks import Chunk
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fed import Fed
 from penstock.model.ids import topic_name
-from penstock.model.pending import Pending, when
-
-T = TypeVar("T")
+from penstock.model.pending import Pending
 
 COPY_BYTES_MAX = 512 * 1024
 """Up to here a read is copied once and cut as bytes, which is faster than views; larger ones are mostly one record."""
@@ -73,18 +70,17 @@ class ProduceRun:
         self.values = [value if type(value) is bytes else bytes(value) for value in self.values]
 
 
-class Day1Session:
-    __slots__ = ("_head", "_held", "_partition", "_service", "_topic", "client_host")
+class Day1Session(HoldingSession):
+    __slots__ = ("_head", "_partition", "_service", "_topic", "client_host")
 
     def __init__(self, service: Day1Service, client_host: str = "") -> None:
+        super().__init__()
         self._service = service
         self.client_host = client_host
         self._head = b""
         """Key, topic, partition and count of the last produce of one record, as they came."""
         self._topic = ""
         self._partition = 0
-        self._held: deque[tuple[Any, Pending[Any]]] | None = None
-        """Requests behind one that the broker cannot take yet; None when there is none such."""
 
     # ------------------------------------------------------------------------------------------------ bytes in
 
@@ -177,36 +173,13 @@ class Day1Session:
 
     # ------------------------------------------------------------------------------------------------ broker
 
-    def perform(self, request: Any) -> Any:
-        if self._held is None:
-            return self._perform(request)
-        if type(request) is ProduceRun:
-            request.own()
-        waiting: Pending[Any] = Pending()
-        self._held.append((request, waiting))
-        return waiting
-
-    def _perform(self, request: Any) -> Any:
+    def _do(self, request: Any) -> Any:
         if type(request) is ProduceRun:
             return self._produce(request)
         if type(request) is Fetch:
             return self._fetch(request)
         assert type(request) is Malformed
         return None
-
-    def _hold_until(self, event: Pending[T], go_on: Callable[[T], Any]) -> Pending[Any]:
-        """What `go_on` gives once the event came; later requests stay behind it."""
-        first: Pending[Any] = Pending()
-        self._held = deque()
-
-        def came(result: T) -> None:
-            _settle(first, go_on(result))
-            held, self._held = self._held, None
-            for request, waiting in held or ():
-                _settle(waiting, self.perform(request))
-
-        event.then(came)
-        return first
 
     def _produce(self, run: ProduceRun) -> RunAppended | Pending[RunAppended]:
         result = self._append(run)
@@ -245,16 +218,22 @@ class Day1Session:
                 return error_answer(errors.fetch_error(error.fault, error.text))
             return _EMPTY_FETCH
         room = self._service.settings.frame_bytes_max - FETCH_HEADER_BYTES
-        items_max = min(ITEMS_MAX, max_bytes // ITEM_OVERHEAD_BYTES)
+        items_max = max_bytes // ITEM_OVERHEAD_BYTES
         if not items_max:
             return _EMPTY_FETCH
+        if items_max > ITEMS_MAX:
+            items_max = ITEMS_MAX
         log = partition.log
         if log is None:
             return error_answer(errors.fetch_error(Fault.STORAGE_ERROR))
         # While it waits for a flush, produces behind it are performed: a request sees nothing of what came after it.
         end = log.log_end_offset
-        found = engine.read_records(topic, index, max(offset, log.log_start_offset), items_max, min(max_bytes, room))
-        return when(found, lambda read: _fetched(read, end, max_bytes, room))
+        first = max(offset, log.log_start_offset)
+        # What items have beside key and value is counted here and not by the broker: the second may be one too many.
+        found = engine.read_records(topic, index, first, items_max, min(max_bytes, room) - ITEM_OVERHEAD_BYTES)
+        if isinstance(found, Pending):
+            return found.map(lambda read: _fetched(read, end, max_bytes, room))
+        return _fetched(found, end, max_bytes, room)
 
     # ------------------------------------------------------------------------------------------------ bytes out
 
@@ -268,13 +247,6 @@ class Day1Session:
 
     def closed(self) -> None:
         """What is held is still performed: the peer may have sent it and left."""
-
-
-def _settle(waiting: Pending[Any], result: Any) -> None:
-    if isinstance(result, Pending):
-        result.then(waiting.complete)
-    else:
-        waiting.complete(result)
 
 
 def _answer_run(run: ProduceRun, result: RunAppended) -> bytes:
@@ -292,9 +264,9 @@ def _answer_run(run: ProduceRun, result: RunAppended) -> bytes:
 def _fetched(read: RecordsRead, end: int, max_bytes: int, room: int) -> bytes:
     """The records below `end` that fit, by the strict rule: not even the first may be larger than what was asked for. A
     record that no answer could hold is an error that names it, so that the reader can step over it."""
-    if read.fault is Fault.OFFSET_OUT_OF_RANGE:
-        return _EMPTY_FETCH
     if read.fault is not Fault.NONE:
+        if read.fault is Fault.OFFSET_OUT_OF_RANGE:
+            return _EMPTY_FETCH
         return error_answer(errors.fetch_error(read.fault))
     parts: list[bytes] = []
     size = count = 0

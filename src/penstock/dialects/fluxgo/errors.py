@@ -7,34 +7,16 @@ from collections.abc import Mapping
 
 from penstock.dialects.fluxgo.frames import Code
 from penstock.model.errors import Fault
-
-_NO_LOG = frozenset(
-    {
-        Fault.UNKNOWN_TOPIC_OR_PARTITION,
-        Fault.UNKNOWN_TOPIC_ID,
-        Fault.INCONSISTENT_TOPIC_ID,
-        Fault.TOPIC_EXISTS,
-        Fault.INVALID_TOPIC,
-        Fault.INVALID_PARTITIONS,
-        Fault.INVALID_REPLICATION_FACTOR,
-        Fault.INVALID_REPLICA_ASSIGNMENT,
-        Fault.INVALID_CONFIG,
-        Fault.NOT_LEADER,
-        Fault.LEADER_NOT_AVAILABLE,
-        Fault.TOPIC_AUTHORIZATION_FAILED,
-        Fault.CLUSTER_AUTHORIZATION_FAILED,
-    }
-)
-"""There is no log to append to, rather than an append that failed."""
+from penstock.model.fault_tables import NO_LOG_FAULTS
 
 _FAULTS = tuple(fault for fault in Fault if fault is not Fault.NONE)
 
 PRODUCE_CODES: Mapping[Fault, Code] = {
-    fault: Code.PRODUCE_LOG_ACCESS if fault in _NO_LOG else Code.PRODUCE_APPEND_FAILED for fault in _FAULTS
+    fault: Code.PRODUCE_LOG_ACCESS if fault in NO_LOG_FAULTS else Code.PRODUCE_APPEND_FAILED for fault in _FAULTS
 }
 CONSUME_CODES: Mapping[Fault, Code] = {
     fault: Code.CONSUME_TOPIC_NOT_FOUND
-    if fault in _NO_LOG
+    if fault in NO_LOG_FAULTS
     else Code.CONSUME_OFFSET_INVALID
     if fault is Fault.OFFSET_OUT_OF_RANGE
     else Code.CONSUME_READ_FAILED

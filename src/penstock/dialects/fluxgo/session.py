@@ -14,11 +14,11 @@ one.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.broker.engine import Bytes, RecordsRead, RunAppended
+from penstock.broker.holding import HoldingSession
 from penstock.coordination.group_commands import (
     NO_GENERATION,
     NO_MEMBER,
@@ -49,16 +49,13 @@ from penstock.dialects.fluxgo.service import FluxGoService
 from penstock.model.chunks import Chunk
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fed import Fed
-from penstock.model.ids import topic_name
+from penstock.model.ids import is_group_name, topic_name
 from penstock.model.pending import Pending, when
-
-T = TypeVar("T")
 
 COPY_BYTES_MAX = 512 * 1024
 """Up to here a read is copied once and cut as bytes, which is faster than views; larger ones are mostly one record."""
 JOIN_BYTES_MAX = 16 * 1024
 """A larger record leaves by itself, behind its header."""
-GROUP_BYTES_MAX = 255
 _GROUP_NAME_REFUSED = ("..", "/", "\\")
 """As FluxGo refuses them: it makes file names of groups."""
 
@@ -78,18 +75,17 @@ class ProduceRun:
         self.values = [value if type(value) is bytes else bytes(value) for value in self.values]
 
 
-class FluxGoSession:
-    __slots__ = ("_head", "_held", "_partition", "_service", "_topic", "client_host")
+class FluxGoSession(HoldingSession):
+    __slots__ = ("_head", "_partition", "_service", "_topic", "client_host")
 
     def __init__(self, service: FluxGoService, client_host: str = "") -> None:
+        super().__init__()
         self._service = service
         self.client_host = client_host
         self._head = b""
         """Command, topic and partition of the last produce, as they came."""
         self._topic = ""
         self._partition = 0
-        self._held: deque[tuple[Any, Pending[Any]]] | None = None
-        """Requests behind one that the broker cannot take yet; None when there is none such."""
 
     # ------------------------------------------------------------------------------------------------ bytes in
 
@@ -149,16 +145,7 @@ class FluxGoSession:
 
     # ------------------------------------------------------------------------------------------------ broker
 
-    def perform(self, request: Any) -> Any:
-        if self._held is None:
-            return self._perform(request)
-        if type(request) is ProduceRun:
-            request.own()
-        waiting: Pending[Any] = Pending()
-        self._held.append((request, waiting))
-        return waiting
-
-    def _perform(self, request: Any) -> Any:
+    def _do(self, request: Any) -> Any:
         if type(request) is ProduceRun:
             return self._produce(request)
         if type(request) is Consume:
@@ -169,20 +156,6 @@ class FluxGoSession:
             return self._fetch(request)
         assert type(request) is Malformed
         return None
-
-    def _hold_until(self, event: Pending[T], go_on: Callable[[T], Any]) -> Pending[Any]:
-        """What `go_on` gives once the event came; later requests stay behind it."""
-        first: Pending[Any] = Pending()
-        self._held = deque()
-
-        def came(result: T) -> None:
-            _settle(first, go_on(result))
-            held, self._held = self._held, None
-            for request, waiting in held or ():
-                _settle(waiting, self.perform(request))
-
-        event.then(came)
-        return first
 
     def _produce(self, run: ProduceRun) -> RunAppended | Pending[RunAppended]:
         service = self._service
@@ -209,7 +182,9 @@ class FluxGoSession:
         engine = self._service.engine
         frame_bytes_max = self._service.settings.frame_bytes_max
         found = engine.read_records(topic, partition, offset, 1, frame_bytes_max)
-        if not isinstance(found, Pending) and _is_before_start(found, offset):
+        if not isinstance(found, Pending):
+            if not _is_before_start(found, offset):
+                return _consumed(found, offset, frame_bytes_max)
             found = engine.read_records(topic, partition, found.log_start_offset, 1, frame_bytes_max)
         return when(found, lambda read: _consumed(read, offset, frame_bytes_max))
 
@@ -223,7 +198,9 @@ class FluxGoSession:
         ):
             return Fault.INVALID_REQUEST
         offset = OffsetToCommit(request.topic, request.partition, request.offset, -1, None)
-        return self._ask(group, CommitOffsets(group, NO_MEMBER, None, NO_GENERATION, (offset,)))
+        command = CommitOffsets(group, NO_MEMBER, None, NO_GENERATION, (offset,))
+        groups, acks = self._service.engine.groups, self._service.settings.acks
+        return self._ask(lambda: groups.commit(command, acks))
 
     def _fetch(self, request: FetchOffset) -> Any:
         group = _group_name(request.group)
@@ -231,20 +208,19 @@ class FluxGoSession:
             return Fault.INVALID_REQUEST
         if not self._service.engine.groups.shards:
             return FetchResult(Fault.NONE)  # nobody ever committed anything
-        return self._ask(group, FetchOffsets(group, {request.topic: (request.partition,)}))
+        command = FetchOffsets(group, {request.topic: (request.partition,)})
+        return self._ask(lambda: self._service.engine.groups.ask(group, command))
 
-    def _ask(self, group: str, command: CommitOffsets | FetchOffsets) -> Any:
-        """Ask the group's coordinator, and wait for it where a Kafka client would come again."""
+    def _ask(self, ask: Callable[[], Any]) -> Any:
+        """What the group's coordinator answers; it is waited for where a Kafka client would come again."""
         engine = self._service.engine
         groups = engine.groups
         if not groups.shards:
-            return self._hold_until(
-                groups.ensure(), lambda fault: groups.ask(group, command) if fault is Fault.NONE else fault
-            )
-        asked = groups.ask(group, command)
+            return self._hold_until(groups.ensure(), lambda fault: ask() if fault is Fault.NONE else fault)
+        asked = ask()
         if asked is Fault.COORDINATOR_LOADING:
             loading = engine.spawn(groups.loaded(), lambda _: None)
-            return self._hold_until(loading, lambda _: groups.ask(group, command))
+            return self._hold_until(loading, lambda _: ask())
         return asked
 
     # ------------------------------------------------------------------------------------------------ bytes out
@@ -268,13 +244,6 @@ class FluxGoSession:
         """What is held is still performed: the peer may have sent it and left."""
 
 
-def _settle(waiting: Pending[Any], result: Any) -> None:
-    if isinstance(result, Pending):
-        result.then(waiting.complete)
-    else:
-        waiting.complete(result)
-
-
 def _answer_run(count: int, result: RunAppended) -> bytes:
     if result.written >= count:
         return offset_answers(result.base_offset, count)
@@ -283,9 +252,9 @@ def _answer_run(count: int, result: RunAppended) -> bytes:
 
 
 def _consumed(read: RecordsRead, offset: int, frame_bytes_max: int) -> tuple[Code, bytes]:
-    if _is_before_start(read, offset):
-        return _gone(offset, read.log_start_offset)
     if read.fault is not Fault.NONE:
+        if _is_before_start(read, offset):
+            return _gone(offset, read.log_start_offset)
         return errors.consume_error(read.fault)
     if read.records:
         record = read.records[0]
@@ -327,13 +296,11 @@ def _answer_fetch(request: FetchOffset, result: FetchResult | Fault) -> bytes:
 
 def _group_name(raw: bytes) -> str | None:
     """The name, if a group can be called that."""
-    if not 0 < len(raw) <= GROUP_BYTES_MAX:
-        return None
     try:
         name = raw.decode()
     except UnicodeDecodeError:
         return None
-    if any(part in name for part in _GROUP_NAME_REFUSED) or any(c < " " or "\x7f" <= c <= "\x9f" for c in name):
+    if not is_group_name(name) or any(part in name for part in _GROUP_NAME_REFUSED):
         return None
     return name
 

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from penstock.dialects.flymq.errors import CODES
-from penstock.dialects.flymq.placing import Columns, Contiguous, Outcome, Placed, each
+from penstock.dialects.flymq.placing import Contiguous, Outcome, Placed, Written, each, outcome_of
 from penstock.dialects.flymq.wire import I16, I32, I64, U16, U32, repeated, string, text_of
 from penstock.model.errors import BrokerError, Fault
+from penstock.model.fault_tables import KAFKA_CODES as CODES
 from penstock.records.builder import Bytes
 
 LENGTH_BYTES = 4
@@ -33,6 +33,11 @@ _HEADER = struct.Struct(">hh")
 _ANSWER = struct.Struct(">Ihhh")
 _STREAM_ANSWER = struct.Struct(">IhhIh")
 _PLACE = struct.Struct(">iq")
+_PLACE_ANSWER = struct.Struct(">IhhhIiq")
+_STREAM_PLACE_ANSWER = struct.Struct(">IhhIhIiq")
+"""Whole answers to a Produce of one message."""
+_PLACE_BYTES = _PLACE_ANSWER.size - LENGTH_BYTES
+_STREAM_PLACE_BYTES = _STREAM_PLACE_ANSWER.size - LENGTH_BYTES
 _BATCH_TO_KEY = struct.Struct(">qiBIII")
 """First offset, last offset delta, compression, bytes of the batch, bytes of its first message, bytes of the key."""
 _COMPRESSION_OFFSET = 12
@@ -71,7 +76,7 @@ class ApiCall:
 
 
 class ProduceRun:
-    __slots__ = ("asked", "keys", "stamps", "stream", "topic", "unordered_key", "values", "version")
+    __slots__ = ("asked", "keys", "partition", "stamps", "stream", "topic", "unordered_key", "values", "version")
 
     def __init__(
         self,
@@ -91,19 +96,21 @@ class ProduceRun:
         self.keys = keys
         self.stamps = stamps
         """The timestamps as they came: most often they are all the same."""
+        self.partition = 0
+        """Where all of it went, if it went to one."""
         self.unordered_key = stream if version == STREAMED else None
 
     def keep(self) -> None:
         """Runs are cut from a copy, so they borrow nothing."""
 
-    def columns(self) -> Columns:
+    @property
+    def timestamps(self) -> list[int] | int:
+        """One for all, or one each."""
         stamps = self.stamps
-        timestamps: Sequence[int] | int
-        if stamps.count(stamps[0]) == len(stamps):
-            timestamps = I64.unpack(stamps[0])[0]
-        else:
-            timestamps = [I64.unpack(stamp)[0] for stamp in stamps]
-        return Columns(self.values, self.keys, timestamps)
+        if len(stamps) == 1 or stamps.count(stamps[0]) == len(stamps):
+            timestamp: int = I64.unpack(stamps[0])[0]
+            return timestamp
+        return [I64.unpack(stamp)[0] for stamp in stamps]
 
 
 class BatchRun:
@@ -209,7 +216,7 @@ def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tupl
         values.append(data[value_at:value_end])
         stamps.append(data[value_end + 4 : value_end + 12])
         size = stop - at
-        if key is None and keys is None and value_end + 12 == stop:
+        if stop < end and key is None and keys is None and value_end + 12 == stop:
             # the same again, but for the value and the timestamp
             head = data[at:value_at]
             value_skip, end_skip = value_at - at, value_end - at
@@ -263,10 +270,16 @@ def error(key: int, version: int, stream: int, fault: Fault, text: str) -> bytes
     return answer(key, version, stream, string(text or fault.value), fault)
 
 
-def answer_run(run: ProduceRun, outcome: Outcome) -> bytes | bytearray:
+def answer_run(run: ProduceRun, written: Written | Outcome) -> bytes | bytearray:
     """One answer a frame, in one buffer."""
     count = len(run.values)
+    outcome = outcome_of(written, run.partition, count)
     if isinstance(outcome, Contiguous):
+        if count == 1:
+            place = (0, 1, *outcome)
+            if run.version == STREAMED:
+                return _STREAM_PLACE_ANSWER.pack(_STREAM_PLACE_BYTES, 0, STREAMED, run.stream, *place)
+            return _PLACE_ANSWER.pack(_PLACE_BYTES, 0, 0, *place)
         template = _placed_answer(run, Placed(Fault.NONE, outcome.partition, 0))
         return repeated(template, len(template) - 8, outcome.base_offset, count)
     return b"".join(_placed_answer(run, placed) for placed in outcome)

@@ -9,7 +9,7 @@ A timestamp of 0 or less says nothing: the broker's time is taken, as for all re
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.dialects.flymq.wire import I32, I64, STRING_BYTES_MAX, U16, U32, Reader, raw_string, too_short
@@ -25,6 +25,8 @@ CODECS = {PLAIN: Codec.NONE, 1: Codec.LZ4, 2: Codec.SNAPPY, 3: Codec.ZSTD, 4: Co
 """The document's numbers (its order is that of its table), and Kafka's."""
 
 _HEAD = struct.Struct(">qiBI")
+_SIZE_AND_KEY_SIZE = struct.Struct(">II")
+_NO_HEADERS_AND_TIMESTAMP = struct.Struct(">iq")
 MESSAGE_BYTES_MIN = 20
 """Two empty fields, no headers, a timestamp."""
 MESSAGE_OVERHEAD_BYTES = 4 + MESSAGE_BYTES_MIN
@@ -77,6 +79,10 @@ def read_message(data: bytes) -> Message:
 def message_of(record: Record) -> bytes:
     """A record as a length-prefixed Message. Raises BrokerError when FlyMQ's lengths cannot hold it."""
     key, value, headers = record.key or b"", record.value or b"", record.headers
+    if not headers:
+        size = MESSAGE_BYTES_MIN + len(key) + len(value)
+        stamp = _NO_HEADERS_AND_TIMESTAMP.pack(0, record.timestamp)
+        return b"".join((_SIZE_AND_KEY_SIZE.pack(size, len(key)), key, U32.pack(len(value)), value, stamp))
     parts = [U32.pack(len(key)), key, U32.pack(len(value)), value, I32.pack(len(headers))]
     for name, content in headers:
         encoded = name.encode("utf-8", HEADER_NAME_ERRORS)
@@ -122,6 +128,6 @@ def batches_of(records: Sequence[Record], bytes_max: int, hard_bytes_max: int) -
     return batches, taken
 
 
-def batch_of(first_offset: int, messages: Iterable[bytes]) -> bytes:
-    parts = list(messages)
-    return b"".join((_HEAD.pack(first_offset, len(parts) - 1, PLAIN, sum(map(len, parts))), *parts))
+def batch_of(first_offset: int, messages: Sequence[bytes]) -> bytes:
+    size = sum(map(len, messages))
+    return b"".join((_HEAD.pack(first_offset, len(messages) - 1, PLAIN, size), *messages))

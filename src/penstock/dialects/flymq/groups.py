@@ -33,10 +33,11 @@ from penstock.coordination.group_commands import (
     SyncGroup,
     SyncResult,
 )
-from penstock.dialects.flymq.errors import CODES, check_group, checked
+from penstock.dialects.flymq.errors import check_group, checked
 from penstock.dialects.flymq.turns import follow
 from penstock.dialects.flymq.wire import I16, I32, I64, Reader, array, ints, string
 from penstock.model.errors import BrokerError, Fault
+from penstock.model.fault_tables import KAFKA_CODES as CODES
 from penstock.model.pending import Pending
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def offset_commit(service: FlyMQService, session: FlyMQSession, reader: Reader) 
     if not allowed:
         return committed(CommitResult(Fault.NONE))
     command = CommitOffsets(group, member or NO_MEMBER, None, max(generation, NO_GENERATION), allowed)
-    return follow(service.engine.groups.ask(group, command), committed)
+    return follow(service.engine.groups.commit(command, service.settings.acks), committed)
 
 
 def _commit_fault(service: FlyMQService, offset: OffsetToCommit) -> Fault | None:

@@ -60,7 +60,7 @@ def commit_as_nobody(service: FlyMQService, group: str, topic: str, partition: i
         checked(fault)
         return TRUE
 
-    return follow(service.engine.groups.ask(group, command), committed)
+    return follow(service.engine.groups.commit(command, service.settings.acks), committed)
 
 
 def get_offset(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import enum
 import struct
+from functools import lru_cache
 
 from penstock.dialects.flymq.errors import coded
-from penstock.dialects.flymq.placing import Contiguous, Outcome
+from penstock.dialects.flymq.placing import Contiguous, Outcome, Written, outcome_of
 from penstock.dialects.flymq.wire import U16, U32, repeated, string, text_of
 from penstock.model.errors import BrokerError, Fault
 from penstock.records.batch import BatchError
@@ -86,7 +87,7 @@ class OpcodeCall:
 
 
 class ProduceRun:
-    __slots__ = ("asked", "borrows", "count", "keys", "now_ms", "sizes", "topic", "values")
+    __slots__ = ("asked", "borrows", "count", "keys", "now_ms", "partition", "sizes", "topic", "values")
 
     unordered_key: int | None = None
 
@@ -110,6 +111,8 @@ class ProduceRun:
         self.sizes: tuple[list[int], list[int]] | None = None
         self.now_ms = 0
         """When it was performed, for the answers."""
+        self.partition = 0
+        """Where all of it went, if it went to one."""
 
     def give_back(self) -> None:
         """It is performed: only the sizes of keys and values are needed still."""
@@ -162,6 +165,8 @@ def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tupl
     topic, asked, value, key, key_at, value_at = first
     values: list[Bytes] = [value]
     keys: list[Bytes | None] | None = None if key is None else [key]
+    if stop == end:
+        return ProduceRun(topic, asked, values, keys), stop
     add, starts, number = values.append, data.startswith, U32.unpack_from
     lead = data[at : at + 4]
     named = data[at + HEADER_BYTES : key_at - 4]
@@ -227,16 +232,16 @@ def record_metadata(topic: str, partition: int, offset: int, now_ms: int, key: B
     return string(topic) + _I32.pack(partition) + sizes
 
 
-def answer_run(run: ProduceRun, outcome: Outcome) -> bytes | bytearray:
+def answer_run(run: ProduceRun, written: Written | Outcome) -> bytes | bytearray:
     """One answer a frame, in one buffer."""
     now_ms = run.now_ms
-    topic = string(run.topic)
-    header = _HEADER.pack(MAGIC, VERSION, Opcode.PRODUCE, BINARY_FLAG, len(topic) + 4 + _OFFSET_TIME_SIZES.size)
-    head = header + topic
     key_sizes, sizes = run.key_and_value_sizes()
+    outcome = outcome_of(written, run.partition, run.count)
     if isinstance(outcome, Contiguous):
-        head += _I32.pack(outcome.partition)
-        base_offset = outcome.base_offset
+        partition, base_offset = outcome
+        head = _answer_head(run.topic, partition)
+        if run.count == 1:
+            return head + _OFFSET_TIME_SIZES.pack(base_offset, now_ms, key_sizes[0], sizes[0])
         if sizes.count(sizes[0]) == len(sizes) and key_sizes.count(key_sizes[0]) == len(sizes):
             template = head + _OFFSET_TIME_SIZES.pack(0, now_ms, key_sizes[0], sizes[0])
             return repeated(template, len(head), base_offset, len(sizes))
@@ -246,8 +251,16 @@ def answer_run(run: ProduceRun, outcome: Outcome) -> bytes | bytearray:
             for at, (key_size, size) in enumerate(zip(key_sizes, sizes, strict=True))
         )
     return b"".join(
-        head + _I32.pack(placed.partition) + _OFFSET_TIME_SIZES.pack(placed.offset, now_ms, key_size, size)
+        _answer_head(run.topic, placed.partition) + _OFFSET_TIME_SIZES.pack(placed.offset, now_ms, key_size, size)
         if placed.fault is Fault.NONE
         else error(placed.text)
         for placed, key_size, size in zip(outcome, key_sizes, sizes, strict=True)
     )
+
+
+@lru_cache(1_024)
+def _answer_head(topic: str, partition: int) -> bytes:
+    """The answer to a PRODUCE up to its offset: the same for all records of a partition."""
+    name = string(topic)
+    size = len(name) + _I32.size + _OFFSET_TIME_SIZES.size
+    return _HEADER.pack(MAGIC, VERSION, Opcode.PRODUCE, BINARY_FLAG, size) + name + _I32.pack(partition)

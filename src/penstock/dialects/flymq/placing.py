@@ -46,6 +46,9 @@ class Placed(NamedTuple):
 
 Outcome = Contiguous | list[Placed]
 
+Written = RunAppended | list[Appended]
+"""What the engine says of a run that went to one partition in one piece: bare records, or a batch that was made here."""
+
 
 class Columns(NamedTuple):
     """Records of a run, a list for each of their fields."""
@@ -99,6 +102,24 @@ class Placing:
 
         created_later: Pending[Any] = follow(made, created)
         return created_later
+
+    def write(
+        self, topic: str, partition: int, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, timestamp: int
+    ) -> Written | Pending[Written] | Pending[RunAppended] | Pending[list[Appended]]:
+        """Append to one partition in one piece, with one timestamp; 0 or less is the time of the append. `outcome_of` tells
+        what the result means."""
+        engine, acks = self._engine, self._settings.acks
+        if timestamp <= 0:
+            return engine.append_run(topic, partition, values, keys, acks)
+        found = engine.partition(topic, partition)
+        if found is None:
+            return RunAppended(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+        size = HEADER_BYTES + RECORD_OVERHEAD_BYTES_MAX * len(values) + sum(map(len, values))
+        if keys is not None:
+            size += sum(len(key or b"") for key in keys)
+        if size > found.config.max_message_bytes:
+            return self._append_each(topic, partition, Columns(values, keys, timestamp))
+        return engine.append(topic, partition, [memoryview(build_run(values, timestamp, keys))], acks)
 
     def place(self, topic: str, asked: int, records: Columns) -> Outcome | Pending[Outcome]:
         """Append to partition `asked`; to chosen ones when it is negative. The topic is there."""
@@ -178,17 +199,9 @@ class Placing:
     def _append_bare(
         self, topic: str, partition: int, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, timestamp: int
     ) -> RunAppended | Pending[RunAppended]:
-        acks = self._settings.acks
-        if timestamp <= 0:
-            return self._engine.append_run(topic, partition, values, keys, acks)
-        found = self._engine.partition(topic, partition)
-        size = sum(map(len, values)) + sum(len(key or b"") for key in keys or ())
-        size += HEADER_BYTES + RECORD_OVERHEAD_BYTES_MAX * len(values)
-        if found is None or size > found.config.max_message_bytes:
-            return self._append_each(topic, partition, Columns(values, keys, timestamp))
-        batch = memoryview(build_run(values, timestamp, keys))
         count = len(values)
-        return when(self._engine.append(topic, partition, [batch], acks), lambda results: _run_of(results[0], count))
+        written: Any = self.write(topic, partition, values, keys, timestamp)
+        return when(written, lambda result: _run_of(result, count))
 
     def _append_each(self, topic: str, partition: int, records: Columns) -> RunAppended | Pending[RunAppended]:
         values, keys, timestamps, headers = records
@@ -204,7 +217,17 @@ class Placing:
         return self._engine.append_new(topic, partition, rows, self._settings.acks)
 
 
-def _run_of(result: Appended, count: int) -> RunAppended:
+def outcome_of(written: Written | Outcome, partition: int, count: int) -> Outcome:
+    """What became of the records of a run of so many that went to `partition`, or to where the outcome says."""
+    if isinstance(written, Contiguous) or (type(written) is list and type(written[0]) is Placed):
+        return written
+    return _told(partition, count, _run_of(written, count))  # type: ignore[arg-type]
+
+
+def _run_of(written: Written, count: int) -> RunAppended:
+    if isinstance(written, RunAppended):
+        return written
+    [result] = written
     if result.fault is not Fault.NONE:
         return RunAppended(result.fault, text=result.text or result.fault.value)
     return RunAppended(Fault.NONE, result.base_offset, count)

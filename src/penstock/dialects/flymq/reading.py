@@ -6,6 +6,7 @@ record and no offset, says where to go on instead.
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.engine import Isolation, OffsetFound, Read, RecordsRead
@@ -14,8 +15,9 @@ from penstock.dialects.flymq.batches import batches_of
 from penstock.dialects.flymq.errors import check_group, checked
 from penstock.dialects.flymq.filters import SCANNED_BYTES_MAX, filter_of
 from penstock.dialects.flymq.turns import follow
-from penstock.dialects.flymq.wire import I64, U32, U64, Reader, array, raw
+from penstock.dialects.flymq.wire import I64, INT64_MAX, U32, U64, Reader, raw
 from penstock.model.errors import BrokerError, Fault
+from penstock.model.pending import Pending
 
 if TYPE_CHECKING:
     from penstock.dialects.flymq.service import FlyMQService
@@ -31,6 +33,9 @@ WAIT_MS_MAX = 300_000
 ANSWER_OVERHEAD_BYTES = 64
 """Of an answer beside its records, with room to spare."""
 _ROW_BYTES = 16
+_PLACE = struct.Struct(">iQ")
+_API_FETCH = struct.Struct(">iqiii")
+_FETCHED = struct.Struct(">qI")
 
 LATEST, EARLIEST = -1, -2
 
@@ -39,7 +44,10 @@ LATEST, EARLIEST = -1, -2
 
 
 def consume(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
-    topic, partition, offset = reader.string(), reader.i32(), reader.offset()
+    topic = reader.string()
+    partition, offset = reader.numbers(_PLACE)
+    if offset > INT64_MAX:
+        offset = INT64_MAX
     count = service.placing.partitions(topic)
     if not count:
         raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION, "topic not found")
@@ -59,12 +67,14 @@ def consume(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any
         record = read.records[0]
         if record.offset != offset:
             raise _gone(offset, record.offset)
-        payload = raw(record.key or b"") + raw(record.value or b"")
+        key, value = record.key or b"", record.value or b""
+        payload = b"".join((U32.pack(len(key)), key, U32.pack(len(value)), value))
         if len(payload) > service.frame_bytes_max:
             raise _too_large(offset, len(payload), service.frame_bytes_max)
         return payload
 
-    return follow(service.engine.read_records(topic, partition, offset, 1, 1), found)
+    read = service.engine.read_records(topic, partition, offset, 1, 1)
+    return follow(read, found) if isinstance(read, Pending) else found(read)
 
 
 def _gone(offset: int, next_offset: int) -> BrokerError:
@@ -164,8 +174,8 @@ def _place(service: FlyMQService, topic: str, partition: int, which: int) -> int
 
 
 def api_fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
-    topic, partition, offset = reader.string(), reader.i32(), reader.i64()
-    bytes_max, bytes_min, wait_ms = reader.i32(), reader.i32(), reader.i32()
+    topic = reader.string()
+    partition, offset, bytes_max, bytes_min, wait_ms = reader.numbers(_API_FETCH)
     engine = service.engine
     if engine.partition(topic, partition) is None:
         raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION)
@@ -176,10 +186,12 @@ def api_fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> A
         checked(read.fault)
         batches, _ = batches_of(read.records, bytes_max, hard_bytes_max)
         there = engine.partition(topic, partition)
-        return I64.pack(read.high_watermark if there is None else there.high_watermark) + array(batches)
+        high_watermark = read.high_watermark if there is None else there.high_watermark
+        return b"".join((_FETCHED.pack(high_watermark, len(batches)), *batches))
 
     def look(_: Any) -> Any:
-        return follow(engine.read_records(topic, partition, offset, API_FETCHED_RECORDS_MAX, bytes_max), found)
+        read = engine.read_records(topic, partition, offset, API_FETCHED_RECORDS_MAX, bytes_max)
+        return follow(read, found) if isinstance(read, Pending) else found(read)
 
     if bytes_min <= 0 or wait_ms <= 0:
         return look(None)

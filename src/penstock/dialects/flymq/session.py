@@ -144,7 +144,7 @@ class FlyMQSession:
             if type(request) is OpcodeRun:
                 return self._run(request)
             if type(request) is ApiRun:
-                return self._place(request.topic, request.asked, request.columns(), request)
+                return self._api_run(request)
             if type(request) is OpcodeCall:
                 return self._opcode(request)
             if type(request) is BatchRun:
@@ -164,15 +164,34 @@ class FlyMQSession:
         return lane.run(work)
 
     def _run(self, run: OpcodeRun) -> Any:
-        def place() -> Any:
-            # The answers tell the time that the records have.
-            run.now_ms = self._service.engine.now_ms()
-            return self._place_any(run.topic, run.asked, Columns(run.values, run.keys, run.now_ms))
+        if self._service.placing.partitions(run.topic):
+            return self._write(run)
+        return self._when_there(run.topic, run, lambda: self._write(run))
 
-        placed = self._when_there(run.topic, run, place)
+    def _write(self, run: OpcodeRun) -> Any:
+        topic, asked = run.topic, run.asked
+        placing = self._service.placing
+        count = placing.partitions(topic)
+        run.now_ms = self._service.engine.now_ms()
+        is_asked = 0 <= asked < count
+        placed: Any
+        if is_asked or count <= 1:
+            run.partition = asked if is_asked else 0
+            placed = placing.write(topic, run.partition, run.values, run.keys, 0)
+        else:
+            placed = placing.place(topic, -1, Columns(run.values, run.keys))
         if run.borrows:
             run.give_back()
         return placed
+
+    def _api_run(self, run: ApiRun) -> Any:
+        topic, asked, timestamps = run.topic, run.asked, run.timestamps
+        placing = self._service.placing
+        count = placing.partitions(topic)
+        if type(timestamps) is int and (count == 1 or (count and asked >= 0)):
+            run.partition = max(asked, 0)
+            return placing.write(topic, run.partition, run.values, run.keys, timestamps)
+        return self._place(topic, asked, Columns(run.values, run.keys, timestamps), run)
 
     def _place_any(self, topic: str, asked: int, records: Columns) -> Any:
         """The partition field of PRODUCE holds when there is such a partition; the original never looks at it."""

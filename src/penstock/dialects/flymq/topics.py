@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.engine import NewTopic, TopicInfo, TopicResult
-from penstock.dialects.flymq.errors import CODES
 from penstock.dialects.flymq.reading import end_of, start_of
 from penstock.dialects.flymq.turns import follow
 from penstock.dialects.flymq.wire import I16, I32, TRUE, U64, Reader, array, ints, string
 from penstock.model.errors import BrokerError, Fault
+from penstock.model.fault_tables import KAFKA_CODES as CODES
 from penstock.model.ids import is_internal, topic_name
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.model.errors import BrokerError
-from penstock.model.pending import Pending
+from penstock.model.pending import Pending, settle
 
 T = TypeVar("T")
 
@@ -35,17 +35,10 @@ def follow(result: Any, change: Callable[[Any], Any]) -> Any:
     answer: Pending[Any] = Pending(result.abandon)
 
     def came(value: Any) -> None:
-        pass_on(attempt(change, value), answer)
+        settle(answer, attempt(change, value))
 
     result.then(came)
     return answer
-
-
-def pass_on(result: Any, answer: Pending[Any]) -> None:
-    if isinstance(result, Pending):
-        result.then(answer.complete)
-    else:
-        answer.complete(result)
 
 
 def detached(result: Any) -> Any:
@@ -95,4 +88,4 @@ class Lane:
         answer.complete(result)
         while self._waiting and not self.busy:
             work, waiting = self._waiting.popleft()
-            pass_on(self._begin(work), waiting)
+            settle(waiting, self._begin(work))

@@ -51,6 +51,14 @@ class Reader:
         number: int = kind.unpack_from(self._data, at)[0]
         return number
 
+    def numbers(self, layout: struct.Struct) -> tuple[int, ...]:
+        """Several numbers that stand behind each other."""
+        at = self._at
+        if at + layout.size > self._end:
+            raise too_short()
+        self._at = at + layout.size
+        return layout.unpack_from(self._data, at)
+
     def u8(self) -> int:
         at = self._at
         if at >= self._end:
@@ -83,7 +91,14 @@ class Reader:
         return bytes(self._data[at:stop])
 
     def string(self) -> str:
-        return text_of(self._take(self._number(U16)))
+        data, start = self._data, self._at + 2
+        if start > self._end:
+            raise too_short()
+        stop = start + U16.unpack_from(data, start - 2)[0]
+        if stop > self._end:
+            raise too_short()
+        self._at = stop
+        return text_of(data[start:stop])
 
     def raw_string(self) -> bytes:
         """A string that is passed on and need not be UTF-8."""

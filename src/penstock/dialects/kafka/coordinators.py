@@ -1,25 +1,21 @@
 """Where a group or a transactional id is coordinated (here), and what all requests to a coordinator share.
 
 A coordinator answers now or later, and either with its result or with a `Fault` when it cannot serve: `when` and `in_turn`
-hide the first difference, each handler looks at the second.
+(model/pending.py) hide the first difference, each handler looks at the second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from penstock.dialects.kafka.apis import ApiKey
 from penstock.model.errors import Fault
-from penstock.model.pending import Pending
 
 if TYPE_CHECKING:
     from penstock.coordination.group_commands import Command as GroupCommand
     from penstock.coordination.transaction_commands import Command as TransactionCommand
     from penstock.dialects.kafka.service import Caller, KafkaService
-
-T = TypeVar("T")
-U = TypeVar("U")
 
 _GROUP_KEY = 0
 _TRANSACTION_KEY = 1
@@ -60,23 +56,6 @@ def ask_group(service: KafkaService, group: str, command: GroupCommand) -> Any:
 def ask_transaction(service: KafkaService, transactional_id: str, command: TransactionCommand) -> Any:
     """What the transaction's coordinator answers, or a Fault: at once or as a `Pending`."""
     return service.engine.transactions.ask(transactional_id, command)
-
-
-def in_turn(first: T | Pending[T], then: Callable[[T], U | Pending[U]]) -> U | Pending[U]:
-    """Ask `then` as soon as `first` is answered, in the same moment: nothing else happens between the two."""
-    if not isinstance(first, Pending):
-        return then(first)
-    last: Pending[U] = Pending()
-
-    def go_on(result: T) -> None:
-        following = then(result)
-        if isinstance(following, Pending):
-            following.then(last.complete)
-        else:
-            last.complete(following)
-
-    first.then(go_on)
-    return last
 
 
 def find_coordinator(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:

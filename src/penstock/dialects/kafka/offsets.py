@@ -28,10 +28,10 @@ from penstock.coordination.group_commands import (
 from penstock.coordination.transaction_commands import AddPartitions, PartitionsResult, VerifyPartitions
 from penstock.coordination.transaction_states import Identity
 from penstock.dialects.kafka.apis import ApiKey
-from penstock.dialects.kafka.coordinators import ask_group, ask_transaction, in_turn, known_fault
+from penstock.dialects.kafka.coordinators import ask_group, ask_transaction, known_fault
 from penstock.dialects.kafka.kio_bridge import milliseconds
 from penstock.model.errors import Fault
-from penstock.model.pending import Pending, gather, when
+from penstock.model.pending import Pending, gather, in_turn, when
 
 if TYPE_CHECKING:
     from penstock.dialects.kafka.service import Caller, KafkaService

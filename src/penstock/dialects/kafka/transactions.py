@@ -26,11 +26,11 @@ from penstock.coordination.transaction_commands import (
 )
 from penstock.coordination.transaction_states import NO_EPOCH, NO_PRODUCER_ID, Identity
 from penstock.dialects.kafka.apis import ApiKey
-from penstock.dialects.kafka.coordinators import ask_transaction, in_turn, known_fault
+from penstock.dialects.kafka.coordinators import ask_transaction, known_fault
 from penstock.dialects.kafka.kio_bridge import milliseconds
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import TopicName, TopicPartition, is_internal
-from penstock.model.pending import Pending, gather, when
+from penstock.model.pending import Pending, gather, in_turn, when
 
 if TYPE_CHECKING:
     from penstock.dialects.kafka.service import Caller, KafkaService

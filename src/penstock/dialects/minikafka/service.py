@@ -6,10 +6,9 @@ behind it; offsets that are gone are passed over. Reading makes nothing: an unkn
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import Bytes, NewTopic, RecordsRead, RunAppended
@@ -24,17 +23,12 @@ from penstock.coordination.group_commands import (
 )
 from penstock.dialects.minikafka.lines import Poll, ProduceRun, SetOffset, partition_of
 from penstock.model.errors import BrokerError, Fault
-from penstock.model.ids import topic_name
+from penstock.model.ids import GROUP_NAME_BYTES_MAX, is_group_name, topic_name
 from penstock.model.listeners import ListenerSettings
-from penstock.model.pending import Pending, gather, when
+from penstock.model.pending import Pending, gather, in_turn, when
 from penstock.records.record import Record
 
-T = TypeVar("T")
-U = TypeVar("U")
-
 ALL_PARTITIONS = -1
-GROUP_BYTES_MAX = 255
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Refusal(NamedTuple):
@@ -209,7 +203,7 @@ class MiniKafkaService:
 
     def _commit(self, group: str, offsets: list[OffsetToCommit]) -> Refusal | Pending[Refusal | None] | None:
         command = CommitOffsets(group, NO_MEMBER, None, NO_GENERATION, tuple(offsets))
-        asked: Any = self.engine.groups.ask(group, command)
+        asked: Any = self.engine.groups.commit(command, self.settings.acks)
 
         def committed(result: CommitResult | Fault) -> Refusal | None:
             fault = result if isinstance(result, Fault) else result.fault
@@ -229,23 +223,6 @@ def checked_names(topic: str, group: bytes) -> str | Refusal:
         return Refusal(error.text)
     except UnicodeDecodeError:
         return Refusal("the group name is not UTF-8")
-    if not 0 < len(group) <= GROUP_BYTES_MAX or _CONTROL.search(name) is not None:
-        return Refusal(f"the group name is not 1 to {GROUP_BYTES_MAX} bytes without control characters")
+    if not is_group_name(name):
+        return Refusal(f"the group name is not 1 to {GROUP_NAME_BYTES_MAX} bytes without control characters")
     return name
-
-
-def in_turn(first: T | Pending[T], then: Callable[[T], U | Pending[U]]) -> U | Pending[U]:
-    """Ask `then` as soon as `first` is answered."""
-    if not isinstance(first, Pending):
-        return then(first)
-    last: Pending[U] = Pending(first.abandon)
-
-    def go_on(result: T) -> None:
-        following = then(result)
-        if isinstance(following, Pending):
-            following.then(last.complete)
-        else:
-            last.complete(following)
-
-    first.then(go_on)
-    return last

@@ -13,19 +13,18 @@ the next line begins cannot be known, or the original closes there too.
 
 from __future__ import annotations
 
-from collections import deque
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.broker.engine import Bytes
+from penstock.broker.holding import HoldingSession
 from penstock.dialects.minikafka import lines
 from penstock.dialects.minikafka.lines import LINE_BYTES_MAX, Ack, Poll, ProduceRun, Request, Said, SetOffset
-from penstock.dialects.minikafka.service import Delivery, Found, MiniKafkaService, Placed, Refusal, in_turn
+from penstock.dialects.minikafka.service import Delivery, Found, MiniKafkaService, Placed, Refusal
 from penstock.model.chunks import Chunk
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fed import Fed
 from penstock.model.ids import topic_name
-from penstock.model.pending import Pending
+from penstock.model.pending import in_turn
 
 WINDOW_BYTES = 256 * 1024
 """Lines are looked for in a copy of so much at a time; a payload that is longer is not copied."""
@@ -33,28 +32,14 @@ JOINED_BYTES_MAX = 16 * 1024
 """Smaller messages leave in one piece with the lines around them."""
 
 
-class Holding(NamedTuple):
-    """A result that is not there yet and that later requests must wait for."""
-
-    pending: Pending[Any]
-
-
-def _holding(result: Any) -> Any:
-    """`result`, which later requests must wait for."""
-    if not isinstance(result, Pending):
-        return result
-    return result.result if result.done else Holding(result)
-
-
-class MiniKafkaSession:
-    __slots__ = ("_delivery", "_service", "_turn")
+class MiniKafkaSession(HoldingSession):
+    __slots__ = ("_delivery", "_service")
 
     def __init__(self, service: MiniKafkaService, client_host: str = "") -> None:
+        super().__init__()
         self._service = service
         self._delivery: Delivery | None = None
         """What an ACK would acknowledge."""
-        self._turn: deque[tuple[Request, Pending[Any]]] | None = None
-        """Requests behind one that is not done; None when there is no such."""
 
     # ------------------------------------------------------------------------------------------------ bytes in
 
@@ -111,43 +96,12 @@ class MiniKafkaSession:
 
     # ------------------------------------------------------------------------------------------------ broker
 
-    def perform(self, request: Request) -> Any:
-        if self._turn is not None:
-            if type(request) is ProduceRun:
-                request.own()
-            later: Pending[Any] = Pending()
-            self._turn.append((request, later))
-            return later
-        result = self._do(request)
-        if type(result) is not Holding:
-            return result
-        self._turn = deque()
-        held: Pending[Any] = Pending()
-        result.pending.then(partial(self._go_on, held))
-        return held
-
-    def _go_on(self, held: Pending[Any], value: Any) -> None:
-        """What held up the others is done: perform them, as far as none of them does the same."""
-        held.complete(value)
-        turn = self._turn
-        while turn:
-            request, later = turn.popleft()
-            result = self._do(request)
-            if type(result) is Holding:
-                result.pending.then(partial(self._go_on, later))
-                return
-            if isinstance(result, Pending):
-                result.then(later.complete)
-            else:
-                later.complete(result)
-        self._turn = None
-
     def _do(self, request: Request) -> Any:
         if type(request) is ProduceRun:
             return self._produce(request)
         if type(request) is Said:
             return None
-        return _holding(self._ask(request))
+        return self._hold(self._ask(request))
 
     def _produce(self, run: ProduceRun) -> Any:
         service = self._service
@@ -166,7 +120,7 @@ class MiniKafkaSession:
         def made(refusal: Refusal | None) -> Any:
             return service.append(topic, run, service.partitions(topic)) if refusal is None else refusal
 
-        return _holding(in_turn(service.make(topic), made))
+        return self._hold_until(service.make(topic), made)
 
     def _ask(self, request: Request) -> Any:
         if type(request) is Poll:
@@ -200,8 +154,7 @@ class MiniKafkaSession:
 
     def closed(self) -> None:
         self._delivery = None
-        if self._turn is not None:
-            self._turn.clear()
+        self._forget_held()
 
 
 def _answer_run(run: ProduceRun, result: Placed | Refusal) -> bytes:

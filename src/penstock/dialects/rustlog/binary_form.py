@@ -63,6 +63,8 @@ _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 _PRODUCED = struct.Struct(">IBQI")
 _PRODUCED_BYTES = _PRODUCED.size - SIZE_BYTES
+_FETCH_NUMBERS = struct.Struct(">IQI")
+_FETCHED_ONE = struct.Struct(">IBII")
 _U16_MAX = 0xFFFF
 
 
@@ -173,13 +175,29 @@ def read_produce(data: Bytes, at: int, stop: int) -> tuple[str, int, list[Bytes]
 def read_request(data: Bytes, at: int, stop: int) -> Request:
     """Any request but Produce; raises DecodeError."""
     kind = data[at]
+    if kind == FETCH:
+        return _read_fetch(data, at + 1, stop)
     read = _READERS.get(kind)
     if read is None:
         return Ready(error(Code.DECODE, f"Decode error: unknown request type: {kind}"))
     return read(_Fields(data, at + 1, stop))
 
 
-def _read_fetch(fields: _Fields) -> Request:
+def _read_fetch(data: Bytes, at: int, stop: int) -> Request:
+    if at + 2 <= stop:
+        topic_at = at + 4 + _U16.unpack_from(data, at)[0]
+        if topic_at <= stop:
+            topic_end = topic_at + _U16.unpack_from(data, topic_at - 2)[0]
+            if topic_end + _FETCH_NUMBERS.size <= stop:
+                try:
+                    group = str(data[at + 2 : topic_at - 2], "utf-8")
+                    topic = str(data[topic_at:topic_end], "utf-8")
+                except UnicodeDecodeError:
+                    pass
+                else:
+                    return Fetch(Form.BINARY, group, topic, *_FETCH_NUMBERS.unpack_from(data, topic_end))
+    # something is missing: field by field it is found out what
+    fields = _Fields(data, at, stop)
     return Fetch(
         Form.BINARY,
         fields.text("group_id"),
@@ -201,7 +219,6 @@ def _read_offset_fetch(fields: _Fields) -> Request:
 
 
 _READERS: dict[int, Callable[[_Fields], Request]] = {
-    FETCH: _read_fetch,
     OFFSET_COMMIT: _read_commit,
     OFFSET_FETCH: _read_offset_fetch,
     CREATE_TOPIC: lambda fields: CreateTopic(fields.text("topic"), fields.u32("partition count")),
@@ -242,6 +259,10 @@ def produced_singles(base_offset: int, requests: int) -> bytes:
 
 
 def fetched(values: Sequence[bytes], next_offset: int) -> bytes:
+    if len(values) == 1:
+        value = values[0]
+        size = FETCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES + len(value)
+        return b"".join((_FETCHED_ONE.pack(size, FETCH, 1, len(value)), value, _U64.pack(next_offset)))
     pack = _U32.pack
     parts = [b"", struct.pack(">BI", FETCH, len(values))]
     for value in values:

@@ -12,9 +12,8 @@ The two forms share the topics and the groups and differ in rules, each as its t
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import NewTopic, RecordsRead, RunAppended, TopicResult
@@ -39,18 +38,13 @@ from penstock.dialects.rustlog.requests import (
     Refusal,
 )
 from penstock.model.errors import BrokerError, Fault
-from penstock.model.ids import topic_name
+from penstock.model.ids import is_group_name, topic_name
 from penstock.model.listeners import ListenerSettings
-from penstock.model.pending import Pending, when
+from penstock.model.pending import Pending, in_turn, when
 from penstock.records.record import Record
-
-T = TypeVar("T")
-U = TypeVar("U")
 
 FETCH_RECORDS_MAX = 16_384
 """Records in one answer: more of them would hold up the other connections; `next_offset` says where to go on."""
-GROUP_BYTES_MAX = 255
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _I64_MAX = 2**63 - 1
 _I32_MAX = 2**31 - 1
 
@@ -94,10 +88,10 @@ class RustLogService:
     # ------------------------------------------------------------------------------------------------ fetch
 
     def fetch(self, request: Fetch) -> Fetched | Refusal | Pending[Fetched | Refusal]:
-        if self.engine.partition(request.topic, request.partition) is None:
-            return Refusal(Fault.UNKNOWN_TOPIC_OR_PARTITION)
         if not request.group:
             return self._read(request, request.offset)
+        if self.engine.partition(request.topic, request.partition) is None:
+            return Refusal(Fault.UNKNOWN_TOPIC_OR_PARTITION)
 
         def from_committed(committed: int | Refusal | None) -> Fetched | Refusal | Pending[Fetched | Refusal]:
             if isinstance(committed, Refusal):
@@ -109,30 +103,34 @@ class RustLogService:
         return in_turn(self._committed(request.group, request.topic, request.partition), from_committed)
 
     def _read(self, request: Fetch, offset: int) -> Fetched | Refusal | Pending[Fetched | Refusal]:
-        is_json = request.form is Form.JSON
         max_bytes = min(request.max_bytes, self.settings.frame_bytes_max)
         records_max = FETCH_RECORDS_MAX
-        if not is_json:
+        if request.form is not Form.JSON:
             if not max_bytes:
-                return Fetched((), offset)
+                known = self.engine.partition(request.topic, request.partition) is not None
+                return Fetched((), offset) if known else Refusal(Fault.UNKNOWN_TOPIC_OR_PARTITION)
             records_max = max(1, min(records_max, max_bytes // RECORD_WEIGHT_BYTES))
+        found = self.engine.read_records(request.topic, request.partition, offset, records_max, max_bytes)
+        if isinstance(found, Pending):
+            return in_turn(found, partial(self._taken, request, offset, max_bytes))
+        return self._taken(request, offset, max_bytes, found)
 
-        def taken(found: RecordsRead) -> Fetched | Refusal | Pending[Fetched | Refusal]:
-            if found.fault is Fault.OFFSET_OUT_OF_RANGE:
-                if offset >= found.log_start_offset:
-                    return Fetched((), found.high_watermark if is_json else offset)
-                if is_json:
-                    text = f"offset={offset}, log start offset={found.log_start_offset}"
-                    return Refusal(Fault.OFFSET_OUT_OF_RANGE, text)
-                return self._read(request, found.log_start_offset)
-            if found.fault is not Fault.NONE:
+    def _taken(
+        self, request: Fetch, offset: int, max_bytes: int, found: RecordsRead
+    ) -> Fetched | Refusal | Pending[Fetched | Refusal]:
+        is_json = request.form is Form.JSON
+        if found.fault is not Fault.NONE:
+            if found.fault is not Fault.OFFSET_OUT_OF_RANGE:
                 return Refusal(found.fault)
+            if offset >= found.log_start_offset:
+                return Fetched((), found.high_watermark if is_json else offset)
             if is_json:
-                return Fetched(found.records, found.next_offset)
-            return self._fitting(found, offset, max_bytes)
-
-        read = self.engine.read_records(request.topic, request.partition, offset, records_max, max_bytes)
-        return in_turn(read, taken)
+                text = f"offset={offset}, log start offset={found.log_start_offset}"
+                return Refusal(Fault.OFFSET_OUT_OF_RANGE, text)
+            return self._read(request, found.log_start_offset)
+        if is_json:
+            return Fetched(found.records, found.next_offset)
+        return self._fitting(found, offset, max_bytes)
 
     def _fitting(self, found: RecordsRead, offset: int, max_bytes: int) -> Fetched | Refusal:
         """What a binary answer takes: within `max_bytes`, and without a gap, so that its next offset dates every record."""
@@ -164,7 +162,7 @@ class RustLogService:
     def commit(self, request: OffsetCommit) -> Refusal | Pending[Refusal | None] | None:
         """None when it is committed."""
         group, topic, partition, offset = request.group, request.topic, request.partition, request.offset
-        if not _is_group(group):
+        if not is_group_name(group):
             return Refusal(Fault.INVALID_GROUP_ID)
         if request.form is Form.JSON and self.engine.partition(topic, partition) is None:
             return Refusal(Fault.UNKNOWN_TOPIC_OR_PARTITION)
@@ -178,7 +176,7 @@ class RustLogService:
             return Refusal(error.fault, error.text)
         place = OffsetToCommit(topic, partition, offset, -1, "")
         command = CommitOffsets(group, NO_MEMBER, None, NO_GENERATION, (place,))
-        asked: Any = self.engine.groups.ask(group, command)
+        asked: Any = self.engine.groups.commit(command, self.settings.acks)
 
         def committed(result: CommitResult | Fault) -> Refusal | None:
             fault = result if isinstance(result, Fault) else result.fault
@@ -192,7 +190,7 @@ class RustLogService:
     def _committed(
         self, group: str, topic: str, partition: int
     ) -> int | Refusal | Pending[int | Refusal | None] | None:
-        if not _is_group(group):
+        if not is_group_name(group):
             return Refusal(Fault.INVALID_GROUP_ID)
         command = FetchOffsets(group, {topic: (partition,)})
         asked: Any = self.engine.groups.ask(group, command)
@@ -248,24 +246,3 @@ class RustLogService:
             ("active_connections", "gauge", self.connections),
         )
         return "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in rows)
-
-
-def _is_group(name: str) -> bool:
-    return 0 < len(name.encode()) <= GROUP_BYTES_MAX and _CONTROL.search(name) is None
-
-
-def in_turn(first: T | Pending[T], then: Callable[[T], U | Pending[U]]) -> U | Pending[U]:
-    """Ask `then` as soon as `first` is answered."""
-    if not isinstance(first, Pending):
-        return then(first)
-    last: Pending[U] = Pending(first.abandon)
-
-    def go_on(result: T) -> None:
-        following = then(result)
-        if isinstance(following, Pending):
-            following.then(last.complete)
-        else:
-            last.complete(following)
-
-    first.then(go_on)
-    return last

@@ -13,12 +13,12 @@ Requests take effect in their order. While a topic is being made, later requests
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.broker.engine import Bytes, RunAppended
+from penstock.broker.holding import HoldingSession
 from penstock.dialects.rustlog import binary_form, json_form
 from penstock.dialects.rustlog.binary_form import SIZE_BYTES, DecodeError, ProduceHead
 from penstock.dialects.rustlog.errors import Code, code_and_text, json_text, shown
@@ -38,7 +38,7 @@ from penstock.dialects.rustlog.requests import (
     Refusal,
     Request,
 )
-from penstock.dialects.rustlog.service import RustLogService, in_turn
+from penstock.dialects.rustlog.service import RustLogService
 from penstock.model.chunks import Chunk
 from penstock.model.errors import Fault
 from penstock.model.fed import Fed
@@ -50,31 +50,17 @@ COPIED_BYTES_MAX = 256 * 1024
 """Slices of bytes are cheaper than slices of a view: what one read delivers is copied once. Large frames are not."""
 
 
-class Holding(NamedTuple):
-    """A result that is not there yet and that later requests must wait for."""
-
-    pending: Pending[Any]
-
-
-def _holding(result: Any) -> Any:
-    """`result`, which later requests must wait for."""
-    if not isinstance(result, Pending):
-        return result
-    return result.result if result.done else Holding(result)
-
-
-class RustLogSession:
-    __slots__ = ("_form", "_head", "_json_head", "_prefix", "_service", "_turn")
+class RustLogSession(HoldingSession):
+    __slots__ = ("_form", "_head", "_json_head", "_prefix", "_service")
 
     def __init__(self, service: RustLogService, client_host: str = "") -> None:
+        super().__init__()
         self._service = service
         self._form = Form.BINARY
         self._prefix: bytes | None = None
         """What the last single-record produce began with: at the second in a row there will be more."""
         self._head: ProduceHead | None = None
         self._json_head: json_form.ProduceHead | None = None
-        self._turn: deque[tuple[Request, Pending[Any]]] | None = None
-        """Requests that wait for a topic to be made; None when none is being made."""
         service.connections += 1
 
     # ------------------------------------------------------------------------------------------------ bytes in
@@ -157,37 +143,6 @@ class RustLogSession:
 
     # ------------------------------------------------------------------------------------------------ broker
 
-    def perform(self, request: Request) -> Any:
-        if self._turn is not None:
-            if type(request) is ProduceRun:
-                request.own()
-            later: Pending[Any] = Pending()
-            self._turn.append((request, later))
-            return later
-        result = self._do(request)
-        if type(result) is not Holding:
-            return result
-        self._turn = deque()
-        held: Pending[Any] = Pending()
-        result.pending.then(partial(self._go_on, held))
-        return held
-
-    def _go_on(self, held: Pending[Any], value: Any) -> None:
-        """What held up the others is done: perform them, as far as none of them does the same."""
-        held.complete(value)
-        turn = self._turn
-        while turn:
-            request, later = turn.popleft()
-            result = self._do(request)
-            if type(result) is Holding:
-                result.pending.then(partial(self._go_on, later))
-                return
-            if isinstance(result, Pending):
-                result.then(later.complete)
-            else:
-                later.complete(result)
-        self._turn = None
-
     def _do(self, request: Request) -> Any:
         if type(request) is ProduceRun:
             appended = self._service.append(request)
@@ -197,7 +152,7 @@ class RustLogSession:
                 and self._service.makes(request)
             ):
                 request.own()
-                return _holding(in_turn(self._service.make(request), partial(self._append_made, request)))
+                return self._hold_until(self._service.make(request), partial(self._append_made, request))
             return appended
         if type(request) is Ready:
             return None
@@ -294,15 +249,14 @@ class RustLogSession:
     def closed(self) -> None:
         self._service.connections -= 1
         self._head = self._json_head = None
-        if self._turn is not None:
-            self._turn.clear()
+        self._forget_held()
 
 
 _PERFORM: dict[type, Callable[[RustLogSession, Any], Any]] = {
     Fetch: lambda session, request: session._service.fetch(request),
     OffsetCommit: lambda session, request: session._service.commit(request),
     OffsetFetch: lambda session, request: session._service.committed(request),
-    CreateTopic: lambda session, request: _holding(session._service.create(request)),
+    CreateTopic: lambda session, request: session._hold(session._service.create(request)),
     ListTopics: lambda session, _: session._service.topics(),
     DescribeTopic: lambda session, request: session._service.high_watermarks(request.topic),
     DescribePartition: lambda session, request: session._service.high_watermark(request.topic, request.partition),
