@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,9 @@ _COMMANDS = {
     "consume": "Read records from a topic and print them, one a line.",
     "groups": "List, describe, reset and delete consumer groups.",
     "logs": "Look into segment files, and check them.",
+    "pipeline": "Check, run and watch the flows that a file declares.",
+    "archive": "Keep topics as lake tables, and write tables back to topics.",
+    "import": "Import another broker's data directory.",
     "config": "Print the effective configuration; convert another broker's.",
     "bench": "Measure a running broker with one client.",
 }
@@ -30,7 +34,7 @@ class _Commands(typer.core.TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"penstock.cli.{cmd_name}")
+        module = importlib.import_module(f"penstock.cli.{cmd_name}{'_' * keyword.iskeyword(cmd_name)}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
         return command

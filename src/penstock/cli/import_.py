@@ -1,0 +1,219 @@
+"""`penstock import`: another broker's data directory into this one. What is whole comes over; what is not is listed."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.command import command_app
+from penstock.cli.connection import BOOTSTRAP_DEFAULT, AsJson, reach
+from penstock.cli.failure import Failed, Misused, checked_topic, key_values
+from penstock.cli.output import counted, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from penstock.imports.engine import Engine, Watcher
+    from penstock.imports.report import Report
+    from penstock.imports.run import OpenBroker
+
+app = command_app()
+
+
+class From(enum.StrEnum):
+    fluxgo = "fluxgo"
+    minikafka = "minikafka"
+    rustlog = "rustlog"
+    flymq = "flymq"
+    day1 = "day1"
+    kafka = "kafka"
+
+
+class EngineName(enum.StrEnum):
+    local = "local"
+    spark = "spark"
+
+
+@app.command(name="import")
+def import_(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="The other broker's data directory.")
+    ],
+    origin: Annotated[From, typer.Option("--from", help="Whose directory it is.")],
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(
+            "--bootstrap", "-b", "--to", metavar="HOST:PORT", help="A running broker; records get new offsets."
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", metavar="DIR", help="A stopped broker's data directory; offsets stay as they are."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read everything, write nothing, and report.")] = False,
+    topics: Annotated[
+        list[str] | None, typer.Option("--topic", metavar="NAME", help="Only this topic; can be given again.")
+    ] = None,
+    mapping: Annotated[
+        list[str] | None, typer.Option("--map", metavar="OLD=NEW", help="Call a topic otherwise; can be given again.")
+    ] = None,
+    configs: Annotated[
+        list[str] | None,
+        typer.Option("--config", metavar="KEY=VALUE", help="A config of the topics that are made; can be given again."),
+    ] = None,
+    engine: Annotated[EngineName, typer.Option(help="Who reads: this process, or Spark, many at a time.")] = (
+        EngineName.local
+    ),
+    master: Annotated[str, typer.Option(help="Spark's master, with --engine spark.")] = "local[*]",
+    progress: Annotated[
+        Path | None,
+        typer.Option("--progress", metavar="DIR", help="Where it is kept how far it came, until all is done."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import another broker's data directory, and read back what was written.
+
+    Without --data-dir it goes to a running broker. A run that was interrupted goes on when it is started again with the
+    same words. Topics must be new or empty, and nothing in them expires unless --config says so.
+    """
+    from penstock.client.kafka import KafkaError, KafkaSettings
+    from penstock.imports.engine import ImportFailed
+    from penstock.imports.progress import ProgressError
+    from penstock.imports.run import Import, ImportRequest
+    from penstock.imports.source import SourceError
+
+    if bootstrap is not None and data_dir is not None:
+        raise Misused("--bootstrap is for a running broker, --data-dir for one that is stopped: give one of them")
+    target = bootstrap or BOOTSTRAP_DEFAULT
+    if data_dir is None and not dry_run:
+        reach(target)
+    request = ImportRequest(
+        str(origin),
+        directory,
+        _mapping(mapping or []),
+        tuple(topics or ()),
+        key_values(configs or [], "--config"),
+        progress,
+    )
+    try:
+        with _watcher() as request.watcher, _engine(engine, master) as request.engine:
+            task = Import(request)
+            if dry_run:
+                report = task.dry_run()
+            elif data_dir is not None:
+                report = task.into_directory(data_dir, _broker_opener(data_dir))
+            else:
+                report = task.into_broker(KafkaSettings.of(target), target)
+    except (SourceError, ProgressError, ImportFailed, KafkaError) as error:
+        raise Failed(str(error)) from None
+    except KeyboardInterrupt:
+        raise Failed("interrupted; the same command goes on from here") from None
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        _print(report)
+
+
+def _mapping(pairs: list[str]) -> dict[str, str]:
+    names = {}
+    for pair in pairs:
+        old, equals, new = pair.rpartition("=")
+        if not equals:
+            raise Misused(f"--map {pair}: write it as OLD=NEW")
+        names[old] = checked_topic(new)
+    return names
+
+
+def _broker_opener(data_dir: Path) -> OpenBroker:
+    from penstock.server.embedding import Broker, BrokerStartFailed
+
+    @contextlib.contextmanager
+    def open_broker() -> Iterator[str]:
+        try:
+            with Broker(data_dir) as broker:
+                yield broker.bootstrap
+        except BrokerStartFailed as error:
+            last = str(error).strip().splitlines()[-1]
+            raise Failed(f"no broker can use {data_dir}: {last.removeprefix('penstock: ')}") from None
+
+    return open_broker
+
+
+@contextlib.contextmanager
+def _engine(name: EngineName, master: str) -> Iterator[Engine]:
+    if name is EngineName.local:
+        from penstock.imports.engine import LocalEngine
+
+        yield LocalEngine()
+        return
+    from penstock.spark.import_job import spark_engine
+    from penstock.spark.java import NoJava
+
+    with contextlib.ExitStack() as stack:
+        try:
+            engine = stack.enter_context(spark_engine(master))
+        except ImportError:
+            raise Failed("--engine spark needs Spark: pip install 'penstock[spark]'") from None
+        except NoJava as error:
+            raise Failed(str(error)) from None
+        yield engine
+
+
+@contextlib.contextmanager
+def _watcher() -> Iterator[Watcher]:
+    """A bar on a terminal, nothing in a pipe."""
+    from penstock.imports.engine import NobodyWatches
+
+    if not sys.stderr.isatty():
+        yield NobodyWatches()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+        yield _Bars(bars)
+
+
+class _Bars:
+    """One bar a step."""
+
+    def __init__(self, bars: Any) -> None:
+        self._bars = bars
+        self._bar: Any = None
+
+    def begin(self, what: str, total_bytes: int) -> None:
+        self._bar = self._bars.add_task(what, total=total_bytes)
+
+    def advance(self, count: int) -> None:
+        self._bars.advance(self._bar, count)
+
+
+def _print(report: Report) -> None:
+    print_table(
+        ("topic", "partition", "records", "bytes", "first offset", "end offset", "remarks"),
+        [
+            (row.topic, row.partition, row.records, row.bytes, row.first_offset, row.end_offset, row.remarks() or None)
+            for row in report.partitions
+        ],
+    )
+    for row in report.partitions:
+        for finding in row.damage:
+            print(f"damaged: {finding}")
+        if row.damage_count > len(row.damage):
+            print(f"damaged: {row.damage_count - len(row.damage)} more places in {row.source_topic}-{row.partition}")
+    for finding in report.damage:
+        print(f"damaged: {finding}")
+    for one in report.skipped:
+        print(f"skipped: {one.what}: {one.why}")
+    for text in report.notes:
+        note(text)
+    if report.aborted_transactions:
+        note(f"{counted(report.aborted_transactions, 'transaction')} had no end and counts as aborted")
+    what = "would come over" if report.dry_run else "came over and was read back"
+    offsets = counted(report.committed_offsets, "committed offset")
+    note(f"{counted(report.records, 'record')} and {offsets} {what}")

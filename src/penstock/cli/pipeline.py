@@ -1,0 +1,157 @@
+"""`penstock pipeline`: check, run and watch the flows that a file declares."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.command import command_app
+from penstock.cli.connection import AsJson
+from penstock.cli.failure import Failed, Misused
+from penstock.cli.output import counted, note, print_json, print_table
+from penstock.cli.stopping import until_stopped
+from penstock.spark.pipeline.problems import InvalidPipeline, PipelineFailed
+
+if TYPE_CHECKING:
+    from penstock.spark.pipeline.declaration import AnyFlow, Pipeline
+
+app = command_app("Check, run and watch the flows that a file declares.")
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.")]
+Flows = Annotated[
+    list[str] | None,
+    typer.Option("--flow", metavar="NAME", help="Only this flow, with its dead letters; may be given several times."),
+]
+
+
+@app.command()
+def validate(file: File, as_json: AsJson = False) -> None:
+    """Check a pipeline's file without starting Spark. Exit code 2 if anything is wrong with it.
+
+    Every problem is named with its line. Topics and brokers are not asked for.
+    """
+    from penstock.spark.pipeline.graph import unused
+    from penstock.spark.pipeline.reading import read_pipeline
+
+    try:
+        pipeline = read_pipeline(file)
+    except InvalidPipeline as error:
+        if as_json:
+            problems = [{"line": problem.line, "text": problem.text} for problem in error.problems]
+            print_json({"file": str(file), "valid": False, "problems": problems})
+        raise _misused(error) from None
+    hints = list(unused(pipeline))
+    if as_json:
+        print_json({"file": str(file), "valid": True, "flows": list(pipeline.flows), "hints": hints})
+        return
+    for hint in hints:
+        note(f"penstock: {hint}")
+    print(
+        f"{file} is valid: {counted(len(pipeline.sources), 'source')}, "
+        f"{counted(len(pipeline.transforms), 'transform')}, {counted(len(pipeline.flows), 'flow')}"
+    )
+
+
+@app.command()
+def run(
+    file: File,
+    flow: Flows = None,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Do what there is to do now, then end, whatever the triggers say.")
+    ] = False,
+    master: Annotated[str | None, typer.Option("--master", help="Spark's master instead of the file's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, also on a terminal.")] = False,
+) -> None:
+    """Run the flows until they are done, or until SIGTERM or Ctrl-C.
+
+    A table of the flows on a terminal; in a pipe a JSON object a line for everything that happens.
+    """
+    from penstock.cli.pipeline_view import JsonLines, LiveTable
+    from penstock.spark.java import NoJava
+
+    with until_stopped() as stop:
+        pipeline = _read(file)
+        flows = _chosen(pipeline, flow, available_now=available_now)
+        view = JsonLines(pipeline.name) if as_json or not sys.stdout.isatty() else LiveTable(pipeline.name, flows)
+        try:
+            from penstock.spark.pipeline.supervision import Supervisor, close_session
+            from penstock.spark.session import open_session
+
+            spark = open_session(f"penstock {pipeline.name}", master or pipeline.master, pipeline.settings)
+        except ModuleNotFoundError as error:
+            raise Failed(f"{error.name} is not installed: pip install 'penstock[spark]'") from None
+        except NoJava as error:
+            raise Failed(str(error)) from None
+        # the session took Ctrl-C for itself, and what its JVM has to say about failures the view says in a line
+        signal.signal(signal.SIGINT, stop.ask)
+        spark.sparkContext.setLogLevel(pipeline.settings.get("spark.log.level", "OFF"))
+        try:
+            with view:
+                Supervisor(spark, pipeline, flows, view.tell, view.show).run(lambda: stop.asked)
+        except InvalidPipeline as error:
+            raise _misused(error) from None
+        except PipelineFailed as error:
+            raise Failed(str(error)) from None
+        finally:
+            close_session(spark)
+
+
+@app.command()
+def status(file: File, flow: Flows = None, as_json: AsJson = False) -> None:
+    """Show where each flow is: its last batch, and how many records it has still to read.
+
+    Reads checkpoints and asks the broker; needs no Spark, and works while the pipeline runs.
+    """
+    from penstock.cli.pipeline_view import status_json, status_rows
+    from penstock.spark.pipeline.status import status_of
+
+    pipeline = _read(file)
+    found = [status_of(pipeline, one) for one in _chosen(pipeline, flow, available_now=False)]
+    if as_json:
+        print_json({"pipeline": pipeline.name, "flows": [status_json(one) for one in found]})
+        return
+    print_table(("flow", "state", "batch", "at", "watermark", "lag"), status_rows(found))
+    for one in found:
+        for text in one.notes:
+            note(f"penstock: flows.{one.flow}: {text}")
+
+
+def _read(file: Path) -> Pipeline:
+    from penstock.spark.pipeline.reading import read_pipeline
+
+    try:
+        return read_pipeline(file)
+    except InvalidPipeline as error:
+        raise _misused(error) from None
+
+
+def _misused(error: InvalidPipeline) -> Misused:
+    """The problems one below the other; the first line begins as every command's does."""
+    count = len(error.problems)
+    return Misused(str(error) if count == 1 else f"{counted(count, 'problem')} in {error.file}\n{error}")
+
+
+def _chosen(pipeline: Pipeline, names: list[str] | None, *, available_now: bool) -> list[AnyFlow]:
+    from dataclasses import replace
+
+    from penstock.model.topic_config import nearest
+    from penstock.spark.pipeline.declaration import Trigger
+
+    flows: dict[str, Any] = dict(pipeline.flows)
+    for name in names or ():
+        if name not in flows:
+            raise Misused(f"{pipeline.file} has no flow {name}{nearest(name, flows)}")
+    if names:
+        needed = {one.name for name in names for one in pipeline.upstream(flows[name].origin)}
+        flows = {
+            name: one
+            for name, one in flows.items()
+            if name in names or (name.endswith(".dead_letters") and one.origin in needed)
+        }
+    if available_now:
+        flows = {name: replace(one, trigger=Trigger("available_now")) for name, one in flows.items()}
+    return list(flows.values())

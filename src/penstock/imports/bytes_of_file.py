@@ -1,0 +1,71 @@
+"""A file as bytes that can be looked at anywhere, of which only a window is in memory.
+
+Readers ask for a range and get exactly that, or less at the end of the file. No file is mapped: a bad sector must be an
+error of one read, not the end of the process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+WINDOW_BYTES = 4 * 1024 * 1024
+
+
+class FileBytes:
+    __slots__ = ("_fd", "_window", "_window_start", "modified_ms", "path", "size")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(self._fd)
+        self.size = status.st_size
+        """As it was when it was opened: a live broker may append meanwhile."""
+        self.modified_ms = status.st_mtime_ns // 1_000_000
+        self._window = b""
+        self._window_start = 0
+
+    def at(self, position: int, length: int) -> bytes:
+        """`length` bytes from `position`, or as many as there are."""
+        start = position - self._window_start
+        if start >= 0 and start + length <= len(self._window):
+            return self._window[start : start + length]
+        length = max(0, min(length, self.size - position))
+        wanted = min(max(length, WINDOW_BYTES), max(0, self.size - position))
+        parts = []
+        at = position
+        while wanted > 0 and (part := os.pread(self._fd, wanted, at)):
+            parts.append(part)
+            at += len(part)
+            wanted -= len(part)
+        self._window = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._window_start = position
+        return self._window[:length]
+
+    def find(self, needle: bytes, position: int, end: int) -> int:
+        """Where `needle` next begins at or behind `position` and before `end`; -1 if it does not."""
+        overlap = len(needle) - 1
+        while position < end:
+            window = self.at(position, min(WINDOW_BYTES, end - position + overlap))
+            at = window.find(needle)
+            if at >= 0:
+                return position + at if position + at < end else -1
+            if len(window) <= overlap:
+                return -1
+            position += len(window) - overlap
+        return -1
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

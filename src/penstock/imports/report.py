@@ -1,0 +1,121 @@
+"""What an import did, or would do: a row for each partition, what was left out and why, for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.imports.source import Finding, Skipped
+from penstock.imports.survey import Survey
+
+
+@dataclass(slots=True)
+class PartitionReport:
+    source_topic: str
+    topic: str
+    partition: int
+    records: int
+    bytes: int
+    first_offset: int
+    end_offset: int
+    """Of the source; in a data directory the log has the same."""
+    missing_offsets: int
+    renumbered: int
+    damaged_bytes: int
+    damage_count: int
+    damage: list[Finding]
+
+    @classmethod
+    def of(cls, survey: Survey, topic: str) -> PartitionReport:
+        partition, findings = survey.partition, survey.findings
+        return cls(
+            partition.topic,
+            topic,
+            partition.partition,
+            survey.tally.records,
+            survey.tally.bytes,
+            max(survey.first_offset, 0),
+            survey.end_offset,
+            survey.missing,
+            findings.renumbered,
+            findings.bytes,
+            findings.count,
+            list(findings.kept),
+        )
+
+    def remarks(self) -> str:
+        """In a few words for a table."""
+        parts = []
+        if self.damage_count:
+            parts.append(f"{self.damage_count} damaged, {self.damaged_bytes} bytes")
+        if self.renumbered:
+            parts.append(f"{self.renumbered} renumbered")
+        if self.missing_offsets:
+            parts.append(f"{self.missing_offsets} offsets missing")
+        return "; ".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "topic": self.topic,
+            "source_topic": self.source_topic,
+            "partition": self.partition,
+            "records": self.records,
+            "bytes": self.bytes,
+            "first_offset": self.first_offset,
+            "end_offset": self.end_offset,
+            "missing_offsets": self.missing_offsets,
+            "renumbered": self.renumbered,
+            "damaged_bytes": self.damaged_bytes,
+            "damage_count": self.damage_count,
+            "damage": [finding._asdict() for finding in self.damage],
+        }
+
+
+@dataclass(slots=True)
+class Report:
+    reader: str
+    source: str
+    target: str
+    dry_run: bool
+    partitions: list[PartitionReport] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    damage: list[Finding] = field(default_factory=list)
+    """In what groups committed."""
+    committed_offsets: int = 0
+    aborted_transactions: int = 0
+    """Open when the source ended, and taken back."""
+    resumed: bool = False
+    verified: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def records(self) -> int:
+        return sum(row.records for row in self.partitions)
+
+    @property
+    def bytes(self) -> int:
+        return sum(row.bytes for row in self.partitions)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that was there came over."""
+        return not self.skipped and not self.damage and not any(row.damage_count for row in self.partitions)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "from": self.reader,
+            "source": self.source,
+            "target": self.target,
+            "dry_run": self.dry_run,
+            "resumed": self.resumed,
+            "verified": self.verified,
+            "complete": self.is_complete,
+            "records": self.records,
+            "bytes": self.bytes,
+            "committed_offsets": self.committed_offsets,
+            "aborted_transactions": self.aborted_transactions,
+            "partitions": [row.as_dict() for row in self.partitions],
+            "skipped": [one._asdict() for one in self.skipped],
+            "damage": [finding._asdict() for finding in self.damage],
+            "notes": self.notes,
+        }

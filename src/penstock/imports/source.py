@@ -1,0 +1,144 @@
+"""What a foreign directory holds, in words that all readers share.
+
+A reader finds partitions, gives their records or batches in log order, and the offsets that groups committed. Whatever it
+cannot take is a finding: where, how many bytes, and why. Findings are counted without bound and kept up to one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol, cast
+
+from penstock.records.batch import Batch
+
+FINDINGS_KEPT = 50
+"""Of one partition: a report is for people."""
+
+READERS: Final = ("fluxgo", "minikafka", "rustlog", "flymq", "day1", "kafka")
+
+
+class SourcePartition(NamedTuple):
+    """One partition as it lies there; plain values, so that it can be sent to another process."""
+
+    topic: str
+    partition: int
+    files: tuple[str, ...]
+    """Its segments in the order of their offsets."""
+    layout: str = ""
+    """Which of a broker's layouts it is, where there are several."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(Path(file).stat().st_size for file in self.files)
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class Skipped(NamedTuple):
+    """Something that is there and does not come over."""
+
+    what: str
+    why: str
+
+
+class Commit(NamedTuple):
+    """Where a group goes on, in the source's offsets."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+class SourceRecord(NamedTuple):
+    """A record at the offset that it keeps, or that it is given because the source numbered it twice."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Finding(NamedTuple):
+    """Damage: bytes of a file that do not come over, or (with a length of 0) something that is odd there."""
+
+    file: str
+    position: int
+    length: int
+    reason: str
+
+    def __str__(self) -> str:
+        lost = f" ({self.length} bytes)" if self.length else ""
+        return f"{self.file} at {self.position}: {self.reason}{lost}"
+
+
+@dataclass(slots=True)
+class Findings:
+    kept: list[Finding] = field(default_factory=list)
+    count: int = 0
+    bytes: int = 0
+    renumbered: int = 0
+    """Records whose offset was given twice by the source, and is now another."""
+
+    def add(self, file: str, position: int, length: int, reason: str) -> None:
+        self.count += 1
+        self.bytes += length
+        if len(self.kept) < FINDINGS_KEPT:
+            self.kept.append(Finding(file, position, length, reason))
+
+
+@dataclass(slots=True)
+class Found:
+    """What a directory holds, by its names alone."""
+
+    partitions: list[SourcePartition] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+class Reader(Protocol):
+    """One broker's format. A module is one: `load` gives it."""
+
+    RECORD_BYTES_MAX: int
+    """The broker's own limit: what claims to be longer is damage."""
+    TAKES_FILES_OVER: bool
+    """Whether its segment files are ours too, and need no conversion."""
+
+    def find(self, root: Path) -> Found:
+        """The partitions below `root`; raises NotADirectory of its kind as SourceError."""
+        ...
+
+    def batches(self, partition: SourcePartition, findings: Findings, start: int = 0) -> Iterator[Batch]:
+        """Sound batches in log order, at their offsets, from the first that ends at or behind `start`."""
+        ...
+
+    def commits(self, root: Path, findings: Findings) -> list[Commit]:
+        """What groups committed, the last word of each."""
+        ...
+
+
+class SourceError(Exception):
+    """The directory is not what it is said to be: one line for the user."""
+
+
+def load(name: str) -> Reader:
+    """The reader of a broker's directories."""
+    if name not in READERS:
+        raise SourceError(f"{name!r} is not one of {', '.join(READERS)}")
+    return cast("Reader", importlib.import_module(f"penstock.imports.{name}"))
+
+
+def partition_number(text: str) -> int | None:
+    """The number that a name ends with, if it is one: digits of ASCII without a sign."""
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def segment_files(folder: Path, suffix: str) -> list[Path]:
+    """The files of a partition that are named by their first offset, in that order."""
+    found = [path for path in folder.iterdir() if path.suffix == suffix and partition_number(path.stem) is not None]
+    return sorted((path for path in found if path.is_file()), key=lambda path: int(path.stem))

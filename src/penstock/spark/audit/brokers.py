@@ -1,0 +1,47 @@
+"""A topic as a running broker gives it to readers of committed records: what a table is held against."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.client.kafka import EARLIEST, LATEST, Isolation, KafkaClient, KafkaSettings
+from penstock.imports.survey import Advance
+from penstock.spark.archive.fetching import fetch_range
+from penstock.spark.archive.ranges import OffsetRange
+from penstock.spark.audit.facts import Facts
+from penstock.spark.audit.row_facts import RowFacts
+
+
+class BrokerTask(NamedTuple):
+    settings: KafkaSettings
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+def broker_tasks(settings: KafkaSettings, topic: str) -> list[BrokerTask]:
+    """Every partition from its start to the last stable offset. Raises KafkaError."""
+    with KafkaClient(settings) as client:
+        partitions = client.metadata([topic]).topics[topic].partitions
+        places = [(topic, number) for number in partitions]
+        starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
+        ends = client.list_offsets(dict.fromkeys(places, LATEST), Isolation.READ_COMMITTED)
+    return [
+        BrokerTask(settings, topic, place.partition, listed.offset or 0, ends[place].offset or 0)
+        for place, listed in starts.items()
+    ]
+
+
+def audit_broker(task: BrokerTask, advance: Advance) -> Facts:
+    facts = Facts(task.topic, task.partition, log_start_offset=task.start, log_end_offset=task.end)
+    rows = RowFacts(facts)
+    if task.start < task.end:
+        with KafkaClient(task.settings) as client:
+            for decoded in fetch_range(client, task.topic, OffsetRange(task.partition, task.start, task.end)):
+                rows.take(decoded)
+                advance(decoded.nbytes)
+    rows.finish()
+    facts.runs = facts.visible
+    facts.bytes = facts.key_bytes + facts.value_bytes
+    return facts

@@ -1,0 +1,107 @@
+"""What a task knows of what it read: counts, runs of offsets, sizes by hour, a checksum for each piece, and findings."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+FINDINGS_KEPT: Final = 20
+"""Of one kind and partition; all are counted."""
+
+KINDS: Final = {
+    "crc": "a batch whose bytes do not fit its CRC",
+    "torn": "a file that ends inside a batch",
+    "damage": "bytes that are no batch, or a file that cannot be read",
+    "records": "a batch whose CRC fits and whose records cannot be read",
+    "order": "offsets that do not rise",
+    "duplicate": "offsets, or batches of a producer, that are there twice",
+    "gap": "offsets that no record has",
+    "index": "an index that does not fit its segment",
+    "missing": "records of the topic that the table does not have",
+    "extra": "records of the table that the topic does not have",
+    "content": "records that are not the same in table and topic",
+}
+"""Every kind of finding, and what it means."""
+
+Runs = list[tuple[int, int]]
+"""First and last offset of stretches without a gap, in the order in which they were read."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    kind: str
+    place: str
+    """TOPIC-PARTITION, and the file where there is one."""
+    text: str
+
+
+class Found(msgspec.Struct):
+    """Findings of one partition."""
+
+    kept: list[Finding] = []
+    counts: dict[str, int] = {}
+
+    def add(self, kind: str, place: str, text: str, count: int = 1) -> None:
+        assert kind in KINDS, kind
+        seen = self.counts.get(kind, 0)
+        self.counts[kind] = seen + count
+        if sum(1 for one in self.kept if one.kind == kind) < FINDINGS_KEPT:
+            self.kept.append(Finding(kind, place, text))
+
+    def take(self, other: Found) -> None:
+        for one in other.kept:
+            if sum(1 for kept in self.kept if kept.kind == one.kind) < FINDINGS_KEPT:
+                self.kept.append(one)
+        for kind, count in other.counts.items():
+            self.counts[kind] = self.counts.get(kind, 0) + count
+
+
+class Piece(msgspec.Struct, array_like=True):
+    """Records whose offsets begin with the same bits: how many, and the sum of their checksums, in any order."""
+
+    records: int = 0
+    checksum: int = 0
+
+
+class Facts(msgspec.Struct):
+    topic: str
+    partition: int
+    files: int = 0
+    bytes: int = 0
+    batches: int = 0
+    records: int = 0
+    """That readers of committed records see."""
+    hidden: int = 0
+    """Markers, and records of transactions that were aborted or have no end."""
+    log_start_offset: int = 0
+    log_end_offset: int = 0
+    timestamp_min: int | None = None
+    timestamp_max: int | None = None
+    """In milliseconds."""
+    null_keys: int = 0
+    null_values: int = 0
+    key_bytes: int = 0
+    value_bytes: int = 0
+    record_bytes_max: int = 0
+    runs: Runs = []
+    """Of offsets that are taken, by records or by what readers do not see."""
+    visible: Runs = []
+    hours: dict[int, tuple[int, int]] = {}
+    """Records, and bytes of keys and values, by hours since 1970."""
+    pieces: dict[int, Piece] = {}
+    keys: list[int] = []
+    """Hashes of different keys, or registers of a sketch (`distinct`)."""
+    is_sketch: bool = False
+    found: Found = msgspec.field(default_factory=Found)
+
+    @property
+    def place(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def add_run(runs: Runs, first: int, last: int) -> None:
+    """Append a stretch; the last one becomes longer if this one follows it."""
+    if runs and runs[-1][1] + 1 == first:
+        runs[-1] = (runs[-1][0], last)
+    else:
+        runs.append((first, last))

@@ -1,0 +1,170 @@
+"""Segment files: every batch's CRC, every record, offsets over all files of a partition, indexes, producers' sequences.
+
+A partition is read twice: once for the batches, and how transactions ended; then the records that readers see. Neither
+index nor broker is asked. The scan goes on behind damage, so one bad batch hides nothing that follows it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.imports.kafka import sound_batches
+from penstock.imports.source import Findings
+from penstock.imports.survey import Advance
+from penstock.imports.transactions import Transactions
+from penstock.records.batch import NO_SEQUENCE, Batch, BatchError
+from penstock.records.record import read_records
+from penstock.spark.arrow_decode import decode_batches
+from penstock.spark.audit.facts import Facts, add_run
+from penstock.spark.audit.row_facts import COLUMNS, RowFacts
+from penstock.storage.segment_reader import base_offset_of, check_indexes, list_partitions, list_segments
+
+PRODUCERS_MAX = 100_000
+"""Whose last sequence is remembered."""
+_SEQUENCES = 1 << 31
+
+
+class SegmentsTask(NamedTuple):
+    topic: str
+    partition: int
+    files: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(Path(file).stat().st_size for file in self.files)
+
+
+def segment_tasks(path: Path, topics: tuple[str, ...] = ()) -> list[SegmentsTask]:
+    """The partitions of a data directory, or the one whose folder it is."""
+    folders = [path] if list_segments(path) else list_partitions(path)
+    tasks = []
+    for folder in folders:
+        topic, _, number = folder.absolute().name.rpartition("-")
+        if number.isdecimal() and (not topics or topic in topics):
+            tasks.append(SegmentsTask(topic, int(number), tuple(map(str, list_segments(folder)))))
+    return tasks
+
+
+def compacted_topics(path: Path) -> set[str]:
+    """Topics whose cleaning leaves gaps, by the broker's own catalogue if there is one."""
+    try:
+        _, _, payload = (path / "topics").read_bytes().partition(b"\n")
+        entries = msgspec.json.decode(payload)["topics"]
+        return {one["name"] for one in entries if "compact" in one.get("configs", {}).get("cleanup.policy", "")}
+    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+        return set()
+
+
+def audit_segments(task: SegmentsTask, advance: Advance) -> Facts:
+    facts = Facts(task.topic, task.partition, files=len(task.files))
+    transactions = Transactions()
+    batches = _Batches(facts, transactions)
+    for file in task.files:
+        batches.read(Path(file))
+        advance(Path(file).stat().st_size)
+    rows = RowFacts(facts)
+    committed = transactions.committed(
+        batch for file in task.files for _, batch in sound_batches(Path(file), Findings())
+    )
+    for group in _readable(_rising(committed), facts):
+        for decoded in decode_batches(group, task.topic, task.partition, columns=COLUMNS):
+            rows.take(decoded)
+    rows.finish()
+    facts.hidden = batches.records - facts.records
+    return facts
+
+
+class _Batches:
+    """The first reading."""
+
+    def __init__(self, facts: Facts, transactions: Transactions) -> None:
+        self._facts = facts
+        self._transactions = transactions
+        self._sequences: dict[tuple[int, int], int] = {}
+        self._following: int | None = None
+        self.records = 0
+
+    def read(self, path: Path) -> None:
+        facts = self._facts
+        findings = Findings()
+        places = []
+        if self._following is None:
+            facts.log_start_offset = base_offset_of(path)
+        for position, batch in sound_batches(path, findings):
+            places.append((position, batch.base_offset, batch.last_offset))
+            facts.batches += 1
+            facts.bytes += batch.size
+            self._take(path, position, batch)
+        for finding in findings.kept:
+            facts.found.add(
+                _kind(finding.reason), f"{facts.place} {path.name}", f"at {finding.position}: {finding.reason}"
+            )
+        for problem in check_indexes(path, places):
+            facts.found.add("index", f"{facts.place} {path.name}", problem)
+
+    def _take(self, path: Path, position: int, batch: Batch) -> None:
+        facts = self._facts
+        where = f"{facts.place} {path.name}"
+        if self._following is not None and batch.base_offset < self._following:
+            kind = "duplicate" if any(first <= batch.base_offset <= last for first, last in facts.runs) else "order"
+            text = f"at {position}: offset {batch.base_offset} again, {self._following} is due"
+            facts.found.add(kind, where, text)
+            return
+        self.records += batch.count
+        self._following = batch.next_offset
+        facts.log_end_offset = batch.next_offset
+        add_run(facts.runs, batch.base_offset, batch.last_offset)
+        self._transactions.note(batch)
+        if batch.base_sequence != NO_SEQUENCE:
+            self._check_sequence(where, position, batch)
+
+    def _check_sequence(self, where: str, position: int, batch: Batch) -> None:
+        producer = (batch.producer_id, batch.producer_epoch)
+        last = self._sequences.get(producer)
+        if last is not None and 0 <= (last - batch.base_sequence) % _SEQUENCES < _SEQUENCES // 2:
+            text = f"at {position}: sequence {batch.base_sequence} of producer {batch.producer_id} again, after {last}"
+            self._facts.found.add("duplicate", where, text)
+        if last is not None or len(self._sequences) < PRODUCERS_MAX:
+            self._sequences[producer] = batch.last_sequence
+
+
+def _kind(reason: str) -> str:
+    if "CRC" in reason:
+        return "crc"
+    if "cut off" in reason or "too few" in reason:
+        return "torn"
+    return "order" if "base offset" in reason else "damage"
+
+
+def _rising(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Without batches that repeat offsets: they were found, and must not be counted twice."""
+    following = 0
+    for batch in batches:
+        if batch.base_offset >= following:
+            following = batch.next_offset
+            yield batch
+
+
+def _readable(batches: Iterator[Batch], facts: Facts) -> Iterator[list[Batch]]:
+    """Batches whose records can be read, some at a time."""
+    group: list[Batch] = []
+    size = 0
+    for batch in batches:
+        try:
+            for _ in read_records(batch):
+                pass
+        except (BatchError, zlib.error) as error:
+            facts.found.add("records", facts.place, f"the batch at offset {batch.base_offset}: {error}")
+            continue
+        group.append(batch)
+        size += batch.size
+        if size > 4 * 1024 * 1024:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -1,0 +1,85 @@
+"""Files of a table: every row is read, by pyarrow, and counted.
+
+A table is what `penstock archive` keeps, in any of its formats, or a local folder of Parquet files with its columns. A file
+that cannot be read is a finding, not the end.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.imports.survey import Advance
+from penstock.spark.archive import ArchiveError, open_table
+from penstock.spark.archive.places import Place, place_of
+from penstock.spark.audit.facts import Facts
+from penstock.spark.audit.row_facts import COLUMNS, RowFacts
+
+_ROWS = 50_000
+NO_PARTITION = -1
+"""Of a file that does not say."""
+
+
+class TableTask(NamedTuple):
+    topic: str
+    place: Place
+    name: str
+    bytes: int
+
+
+class TableToAudit(NamedTuple):
+    topic: str
+    tasks: list[TableTask]
+    ends: dict[int, int]
+    """The next offset of each partition, as the table itself says; empty where it does not."""
+
+
+def table_tasks(url: str, topic: str = "") -> TableToAudit:
+    """Raises ArchiveError when there is no table."""
+    try:
+        table = open_table(url)
+    except ArchiveError:
+        if not Path(url).is_dir() or not any(Path(url).rglob("*.parquet")):
+            raise
+        place = place_of(url)
+        root = Path(url)
+        paths = sorted(path for path in root.rglob("*.parquet") if path.is_file())
+        tasks = [TableTask(topic, place, str(path.relative_to(root)), path.stat().st_size) for path in paths]
+        return TableToAudit(topic, tasks, {})
+    name = topic or table.settings.topic
+    tasks = [TableTask(name, table.place, file.name, file.bytes) for file in table.files()]
+    return TableToAudit(name, tasks, dict(table.state().offsets))
+
+
+def audit_table_file(task: TableTask, advance: Advance) -> list[Facts]:
+    """Facts of each partition that has rows in the file. What of a broken file could be read does not count."""
+    by_partition: dict[int, tuple[Facts, RowFacts]] = {}
+    try:
+        with task.place.files.open_input_file(task.place.path(task.name)) as source:
+            for rows in pq.ParquetFile(source).iter_batches(_ROWS, columns=[*COLUMNS, "partition"]):
+                _take(task, rows, by_partition)
+    except (OSError, pa.ArrowException, KeyError) as error:
+        facts = Facts(task.topic, NO_PARTITION, files=1, bytes=task.bytes)
+        facts.found.add("damage", task.name, f"the file cannot be read: {str(error).splitlines()[0]}")
+        return [facts]
+    finally:
+        advance(task.bytes)
+    for facts, rows_of in by_partition.values():
+        rows_of.finish()
+        facts.runs = facts.visible
+        facts.log_start_offset = min(first for first, _ in facts.runs)
+        facts.log_end_offset = max(last for _, last in facts.runs) + 1
+    return [facts for facts, _ in by_partition.values()]
+
+
+def _take(task: TableTask, rows: pa.RecordBatch, by_partition: dict[int, tuple[Facts, RowFacts]]) -> None:
+    for number in pc.unique(rows.column("partition")).to_pylist():
+        some: Any = rows.filter(pc.equal(rows.column("partition"), number))
+        if number not in by_partition:
+            facts = Facts(task.topic, number, files=1, bytes=task.bytes)
+            by_partition[number] = facts, RowFacts(facts)
+        by_partition[number][1].take(some)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock import Broker
+from penstock.client.kafka import LATEST, KafkaClient, KafkaSettings
+from penstock.imports import installing, online
+from penstock.imports.installing import _place
+from penstock.imports.progress import PartitionProgress, Step
+from penstock.imports.run import Import, ImportRequest
+from penstock.imports.staging import Staged
+from penstock.storage.files import Disk
+from tests.cli.conftest import environment
+from tests.imports.conftest import read_all
+from tests.imports.directories import day1_log, day1_record
+from tests.imports.test_into_directory import opener
+
+START_S_MAX = 60.0
+
+
+class Killed(BaseException):
+    """What kill -9 is to a process."""
+
+
+def _source(root: Path, topic: str, count: int, size: int) -> list[bytes]:
+    values = [b"%08d" % number + b"." * size for number in range(count)]
+    day1_log(root, topic, 0, [day1_record(n, b"", value) for n, value in enumerate(values)])
+    return values
+
+
+@pytest.mark.parametrize("killed_at", [1, 2, 4])
+def test_batches_that_the_broker_has_and_the_progress_does_not_know_are_not_doubled(
+    broker: Broker, client: KafkaClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    topic = f"unknown-{killed_at}"
+    values = _source(tmp_path / "s", topic, 2_000, 5_000)
+    monkeypatch.setattr(online, "WINDOW_BATCHES", 3)
+    write = PartitionProgress.write
+    steps = 0
+
+    def write_or_die(self: PartitionProgress, step: Step) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == killed_at + 1:
+            raise Killed
+        write(self, step)
+
+    request = ImportRequest("day1", tmp_path / "s")
+    settings = KafkaSettings.of(broker.bootstrap)
+    with monkeypatch.context() as patched:
+        patched.setattr(PartitionProgress, "write", write_or_die)
+        with pytest.raises(Killed):
+            Import(request).into_broker(settings, broker.bootstrap)
+    assert client.list_offsets({(topic, 0): LATEST}).popitem()[1].offset
+    report = Import(request).into_broker(settings, broker.bootstrap)
+    assert report.resumed
+    assert client.list_offsets({(topic, 0): LATEST}).popitem()[1].offset == len(values)
+    assert [record.value for record in read_all(client, topic, 0, 0, len(values))] == values
+
+
+def test_an_import_that_is_killed_again_and_again_doubles_and_loses_nothing(
+    broker: Broker, client: KafkaClient, tmp_path: Path
+) -> None:
+    values = _source(tmp_path / "s", "killed", 12_000, 5_000)
+    command = [sys.executable, "-m", "penstock.cli.main", "import", "--from", "day1", str(tmp_path / "s")]
+    command += ["--bootstrap", broker.bootstrap, "--progress", str(tmp_path / "progress"), "--json"]
+    steps = tmp_path / "progress" / "killed-0.steps"
+    seen = 0
+    for _ in range(3):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), cwd=tmp_path)
+        deadline = time.monotonic() + START_S_MAX
+        while process.poll() is None and time.monotonic() < deadline:
+            if steps.exists() and steps.stat().st_size > seen + 300:
+                break
+            time.sleep(0.001)
+        process.kill()
+        process.communicate()
+        seen = steps.stat().st_size
+    ended = subprocess.run(command, capture_output=True, env=environment(), cwd=tmp_path, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["resumed"]
+    assert client.list_offsets({("killed", 0): LATEST}).popitem()[1].offset == len(values)
+    assert [record.value for record in read_all(client, "killed", 0, 0, len(values))] == values
+
+
+def test_a_kill_between_the_brokers_files_and_the_folders_is_completed_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, data_dir = tmp_path / "s", tmp_path / "data"
+    first = _source(root, "one", 50, 10)
+    second = _source(root, "two", 60, 10)
+    request = ImportRequest("day1", root)
+    placed: list[str] = []
+
+    def place_or_die(disk: Disk, folder: Path, log: Staged) -> None:
+        if placed:
+            raise Killed
+        placed.append(log.name)
+        _place(disk, folder, log)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(installing, "_place", place_or_die)
+        with pytest.raises(Killed):
+            Import(request).into_directory(data_dir, opener(data_dir))
+    report = Import(request).into_directory(data_dir, opener(data_dir))
+    assert report.resumed
+    assert report.verified
+    with Broker(data_dir) as broker, KafkaClient(broker.bootstrap) as client:
+        assert [record.value for record in read_all(client, "one", 0, 0, 50)] == first
+        assert [record.value for record in read_all(client, "two", 0, 0, 60)] == second
+
+
+def test_two_imports_at_once_with_one_progress_folder_are_refused(broker: Broker, tmp_path: Path) -> None:
+    from penstock.imports.progress import Progress, ProgressError
+
+    _source(tmp_path / "s", "locked", 1, 1)
+    held = Progress(tmp_path / "p")
+    request = ImportRequest("day1", tmp_path / "s", progress_folder=tmp_path / "p")
+    with pytest.raises(ProgressError, match="another import is at work"):
+        Import(request).into_broker(KafkaSettings.of(broker.bootstrap), broker.bootstrap)
+    held.release()

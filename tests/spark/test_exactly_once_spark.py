@@ -1,0 +1,152 @@
+"""The exactly-once sink under a real Spark whose processes are killed at the worst moments: kill -9 of the Python that
+writes a task or commits a batch, and the query started again from its checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the spark extra is not installed")
+
+from pyspark import cloudpickle
+from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock import Broker
+from penstock.client.kafka import KafkaClient
+from penstock.spark import exactly_once
+from penstock.spark.data_source import PenstockDataSource
+from penstock.spark.sink import ExactlyOnceStreamWriter, checked
+from penstock.spark.sink_journal import Decision, Journal
+from penstock.spark.sink_options import SinkOptions
+from tests.spark.sink_cluster import records
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RUN_S_MAX = 100
+TASKS = 3
+MOMENTS = (
+    "a task has written its rows",
+    "all tasks have written, and nothing is decided",
+    "the batch is decided",
+    "one transaction of three is committed",
+    "two transactions of three are committed",
+    "all is committed, and Spark does not know",
+)
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    # py4j leaves its sockets to the collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class MortalWriter(ExactlyOnceStreamWriter):
+    """Dies once: the file says so, and is taken away first."""
+
+    def __init__(self, options: SinkOptions, moment: str, order: Path) -> None:
+        super().__init__(options)
+        self.moment = moment
+        self.order = order
+
+    def is_due(self, *moments: str) -> bool:
+        if self.moment not in moments or not self.order.exists():
+            return False
+        self.order.unlink()
+        return True
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        written = super().write(iterator)
+        if self.is_due(MOMENTS[0]):
+            die()
+        return written
+
+    def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803
+        if self.is_due(*MOMENTS[1:]):
+            committed = MOMENTS.index(self.moment) - 2
+            if committed < 0:
+                Journal.decide = lambda journal, decision: die()  # type: ignore[method-assign]
+
+            def finish(client: KafkaClient, journal: Journal, decision: Decision, tasks: Any) -> None:
+                for task in sorted(decision.opened)[:committed]:
+                    client.end_txn(*decision.opened[task], commit=True)
+                die()
+
+            exactly_once.finish = finish
+        super().commit(messages, batchId)
+
+
+class MortalSource(PenstockDataSource):
+    moment = ""
+    order = Path()
+
+    @classmethod
+    def name(cls) -> str:
+        return "mortal"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        return MortalWriter(checked(SinkOptions.of(self.options, schema)), self.moment, self.order)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker(settings={"storage.flush": "os"}) as broker:
+        yield broker
+        assert "Traceback" not in broker.log, broker.log
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_process_killed_at_any_moment_loses_and_doubles_nothing(
+    spark: SparkSession, broker: Broker, tmp_path: Path, moment: str
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    # Spark's workers do not find this module
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    MortalSource.moment = moment
+    MortalSource.order = tmp_path / "die"
+    spark.dataSource.register(MortalSource)
+    topic = f"moment-{MOMENTS.index(moment)}"
+    lines = tmp_path / "lines"
+    lines.mkdir()
+    for at in range(3):
+        (lines / f"{at}.txt").write_text("".join(f"{at}.{line}\n" for line in range(60)))
+
+    def run() -> None:
+        query = (
+            spark.readStream.format("text")
+            .option("maxFilesPerTrigger", "1")
+            .load(str(lines))
+            .repartition(TASKS)
+            .writeStream.format("mortal")
+            .options(**{"kafka.bootstrap.servers": broker.bootstrap, "topic": topic, "delivery": "exactly_once"})
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(RUN_S_MAX)
+
+    expected = Counter(f"{at}.{line}".encode() for at in range(3) for line in range(60))
+    with KafkaClient(broker.bootstrap) as client:
+        client.create_topic(topic, 2)
+        MortalSource.order.touch()
+        with pytest.raises(StreamingQueryException):
+            run()
+        assert not MortalSource.order.exists()
+        seen = Counter(record.value for record in records(client, topic))
+        assert max(seen.values(), default=1) == 1
+        run()
+        assert Counter(record.value for record in records(client, topic)) == expected
+        assert not client.list_transactions(states=["Ongoing"])
