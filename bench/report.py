@@ -42,6 +42,8 @@ _QUANTITIES = (
     ("p99_ms", "p99 ms", 2),
     ("p999_ms", "p99.9 ms", 2),
     ("cpu_us_request", "CPU us/request", 1),
+    ("cpu_s_million", "CPU s/million records", 2),
+    ("broker_cpu_s_million", "broker CPU s/million", 2),
     ("cpu_cores", "CPU cores", 2),
     ("rss_mb", "RSS MB", 0),
     ("load_cores", "load cores", 2),

@@ -55,6 +55,10 @@ class Measure:
     p99_ms: float | None = None
     p999_ms: float | None = None
     cpu_us_request: float | None = None
+    cpu_s_million: float | None = None
+    """CPU seconds that a million records took."""
+    broker_cpu_s_million: float | None = None
+    """The broker's part, where the subject is not the broker."""
     cpu_cores: float | None = None
     rss_mb: float | None = None
     load_cores: float | None = None

@@ -1,22 +1,22 @@
 """Spark's own Kafka connector, `format("kafka")`, against Penstock: batch and streaming, both ways.
 
 The connector is no part of pyspark; its jars come from Maven, in pyspark's version where the repository has it and else in
-the nearest one. One small local session serves the test.
+the nearest one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import Broker
-from tests.compatibility.java import KAFKA_3, Unresolved, is_cached, resolve
+from tests.maven import Unresolved
+from tests.spark.jvm import connector
 
-pyspark = pytest.importorskip("pyspark", reason="the spark extra is not installed")
+pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -24,53 +24,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-NEAREST = "4.2.0"
-"""The newest connector that any repository has been seen to have; pyspark's next minor version takes it."""
-NEAREST_TOKENS = "4.0.0"
-"""The same of the jar with which it would ask for delegation tokens."""
 
-
-def connector() -> Path:
-    """The folder with the connector's jars, and Kafka's client in the version that Spark 4 is built with."""
-    candidates = [(pyspark.__version__, pyspark.__version__), (NEAREST, NEAREST_TOKENS)]
-    # what is in the cache is taken as it is: asking again for what a repository does not have takes seconds
-    candidates.sort(key=lambda versions: not is_cached(f"spark-kafka-{versions[0]}"))
-    for version, tokens in candidates:
-        artifacts = (
-            f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}",
-            f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{tokens}",
-            f"org.apache.kafka:kafka-clients:{KAFKA_3}",
-            "org.apache.commons:commons-pool2:2.12.0",
-        )
-        try:
-            return resolve(f"spark-kafka-{version}", *artifacts, alone=True)
-        except Unresolved as missing:
-            reason = str(missing)
-    pytest.skip(reason)
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    jars = ",".join(str(path) for path in sorted(connector().glob("*.jar")))
-    settings = {
-        "spark.jars": jars,
-        "spark.driver.memory": "512m",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-    }
-    builder = SparkSession.builder.master("local[2]").appName("format kafka")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
+@pytest.fixture(autouse=True)
+def _connector() -> None:
+    try:
+        connector()
+    except Unresolved as missing:
+        pytest.skip(str(missing))
 
 
 def test_topics_are_written_and_read_by_batches_and_streams(spark: Any, tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True, rename="pascal", gc=F
 
 _decode = msgspec.json.Decoder(Envelope).decode
 _decode_record = msgspec.json.Decoder(list[int]).decode
+_decode_records = msgspec.json.Decoder(list[list[int]]).decode
 _encode = msgspec.json.Encoder().encode
 
 _RECORDS_NAME = b'"records"'
@@ -131,21 +132,39 @@ class ProduceHead:
         """The records of the frames from `at` on that are whole and look so, and where the first other one is."""
         prefix, suffix = self._prefix, self._suffix
         skip, behind = _U32.size + len(prefix), len(suffix)
-        unpack, starts = _U32.unpack_from, data.startswith
-        values: list[Bytes] = []
+        unpack, starts, find = _U32.unpack_from, data.startswith, data.find
+        texts: list[bytes] = []
+        stops = [at]
+        while starts(prefix, at + _U32.size):
+            size = unpack(data, at)[0]
+            stop = at + _U32.size + size
+            close = stop - behind
+            start = at + skip
+            # What lies between is one array, or nothing that would be taken for one.
+            if stop > end or size > frame_bytes_max or find(b"]", start) != close - 1 or not starts(suffix, close):
+                break
+            texts.append(data[start:close])
+            stops.append(stop)
+            at = stop
+        return _values_of(texts, stops)
+
+
+def _values_of(texts: list[bytes], stops: list[int]) -> tuple[list[Bytes], int]:
+    """The records that are sound, up to the first that is not, and where the last of them stops."""
+    try:
+        # All of them at once: each ends with its only bracket, so none runs into the next, and no two make one.
+        lists = _decode_records(b"[%b]" % b",".join(texts))
+        if len(lists) == len(texts):
+            return list(map(bytearray, lists)), stops[-1]
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+        pass
+    values: list[Bytes] = []
+    for text in texts:
         try:
-            while starts(prefix, at + _U32.size):
-                size = unpack(data, at)[0]
-                stop = at + _U32.size + size
-                close = stop - behind
-                if stop > end or size > frame_bytes_max or close < at + skip or not starts(suffix, close):
-                    break
-                # What lies between is one record, or not JSON and left to the plain reader.
-                values.append(bytearray(_decode_record(data[at + skip : close])))
-                at = stop
+            values.append(bytearray(_decode_record(text)))
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
-            pass
-        return values, at
+            break
+    return values, stops[len(values)]
 
 
 def head_of(payload: bytes, body: ProduceBody) -> ProduceHead | None:
@@ -190,9 +209,17 @@ def produced(base_offset: int, count: int) -> bytes:
 
 def produced_singles(base_offset: int, requests: int) -> bytes:
     """The answers of that many requests with one record each."""
-    offsets = range(base_offset, base_offset + requests)
-    return b"".join([frame(b'{"Produce":{"offsets":[%d]}}' % at) for at in offsets])
+    last = base_offset + requests - 1
+    digits = len(str(last))
+    if len(str(base_offset)) != digits:
+        ten = 10 ** (digits - 1)
+        return produced_singles(base_offset, ten - base_offset) + produced_singles(ten, last - ten + 1)
+    # Offsets of as many digits have answers of one size, which are printed in one go.
+    head = _U32.pack(len(_PRODUCED_ONE) - 2 + digits).replace(b"%", b"%%")
+    return (head + _PRODUCED_ONE) * requests % tuple(range(base_offset, last + 1))
 
+
+_PRODUCED_ONE = b'{"Produce":{"offsets":[%d]}}'
 
 _FETCHED = b'{"Fetch":{"records":[%b],"next_offset":%d}}'
 _FETCHED_BYTES_MAX = len(_FETCHED) + 20
