@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import dialects, groups
+from bench import dialects, groups, spark
 from bench.clients import clients
 from bench.compaction import compaction
 from bench.fetch import bulk_fetch, cold_fetch
@@ -32,5 +32,7 @@ SCENARIOS = (
     Scenario("dialect-visits", "MiniKafka: a connection for every message", dialects.visits),
     Scenario("dialect-reads", "Dialects: single reads over 16 connections", dialects.reads),
     Scenario("rustlog-json", "RustLog: JSON, against a loop that parses and prints", dialects.rustlog_json),
+    Scenario("spark-read", "Spark reads topics, against its own kafka format", spark.read),
+    Scenario("spark-write", "Spark writes topics, against its own kafka format", spark.write),
     Scenario("big-start", "Start over many partitions", big_start),
 )

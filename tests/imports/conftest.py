@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,11 +24,9 @@ def client(broker: Broker) -> Iterator[KafkaClient]:
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is kept in the working directory."""
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
+    monkeypatch.chdir(tmp_path_factory.mktemp("work"))
 
 
 def read_all(client: KafkaClient, topic: str, partition: int, start: int, end: int) -> list[Record]:

@@ -71,6 +71,8 @@ def test_a_topic_that_has_records_is_refused_and_named(broker: Broker, client: K
     with pytest.raises(ImportFailed, match=r"topic twice exists and has records; .*--map twice=NEW"):
         _import(broker, ImportRequest("day1", tmp_path / "s"))
     assert client.list_offsets({("twice", 0): LATEST}).popitem()[1].offset == 1
+    assert list(Path.cwd().iterdir()) == []
+    _import(broker, ImportRequest("day1", tmp_path / "s", {"twice": "thrice"}))
 
 
 def test_names_that_kafka_does_not_allow_need_another(broker: Broker, client: KafkaClient, tmp_path: Path) -> None:
@@ -92,3 +94,23 @@ def test_imported_records_do_not_expire_unless_asked_to(broker: Broker, client: 
     _import(broker, ImportRequest("day1", tmp_path / "s", configs={"segment.ms": "60000"}))
     configs = client.describe_configs(ConfigKind.TOPIC, "kept")
     assert (configs["retention.ms"].value, configs["segment.ms"].value) == ("-1", "60000")
+
+
+def test_names_that_are_no_text_are_reported_and_can_be_mapped(
+    broker: Broker, client: KafkaClient, tmp_path: Path
+) -> None:
+    """FluxGo takes any bytes for a topic's name."""
+    import os
+
+    import msgspec
+
+    from tests.imports.directories import fluxgo_log
+
+    name = os.fsdecode(b"caf\xe9")
+    path = fluxgo_log(tmp_path / "s" / f"{name}_0", 0, [b"a", b"b"])
+    path.write_bytes(path.read_bytes()[:-1])
+    report = Import(ImportRequest("fluxgo", tmp_path / "s")).dry_run()
+    assert [one.what for one in report.skipped] == ["topic 'caf\\udce9'"]
+    report = _import(broker, ImportRequest("fluxgo", tmp_path / "s", {name: "coffee"}))
+    assert msgspec.json.decode(msgspec.json.encode(report.as_dict()))["partitions"][0]["damage_count"] == 1
+    assert read_all(client, "coffee", 0, 0, 1)[0].value == b"a"

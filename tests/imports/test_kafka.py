@@ -21,7 +21,7 @@ from penstock.records.record import Record, read_records
 from penstock.storage.segment_reader import list_segments, read_segment
 from tests.compatibility.apache_kafka import apache_kafka
 from tests.imports.conftest import read_all
-from tests.imports.directories import flip, tear
+from tests.imports.directories import day1_log, day1_record, flip, tear
 from tests.imports.test_into_directory import opener
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -44,7 +44,19 @@ def kafka_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _late(client, address)
         offsets = {("packed", 0): GroupOffset(150, "noted"), ("late", 0): 60}
         client.commit_offsets("billing", offsets)
+        _import_into(address, folder / "foreign")
     return folder / "data"
+
+
+def _import_into(address: str, root: Path) -> None:
+    """Kafka takes an import as Penstock does."""
+    values = [b"%05d" % number + b"." * 3_000 for number in range(1_000)]
+    day1_log(root, "foreign", 0, [day1_record(n, b"", value) for n, value in enumerate(values)])
+    report = Import(ImportRequest("day1", root, progress_folder=root / "p")).into_broker(
+        KafkaSettings.of(address), address
+    )
+    assert report.verified
+    assert report.records == len(values)
 
 
 def _producer(address: str, **settings: object) -> Any:
@@ -179,7 +191,7 @@ def test_a_directory_comes_over_with_offsets_epochs_transactions_and_commits(
 def test_into_a_running_broker_only_committed_records_come_and_commits_are_translated(
     broker: Broker, client: KafkaClient, source: Path, original: dict[str, list[Record]]
 ) -> None:
-    mapping = {name: f"moved-{name}" for name in ("packed", "sold", "late", "stamped")}
+    mapping = {name: f"moved-{name}" for name in ("packed", "sold", "late", "stamped", "foreign")}
     settings = KafkaSettings.of(broker.bootstrap)
     report = Import(ImportRequest("kafka", source, mapping)).into_broker(settings, broker.bootstrap)
     assert report.verified
@@ -281,5 +293,5 @@ def test_what_is_no_commit_is_none() -> None:
 
 def test_kafkas_own_topics_are_not_imported(source: Path) -> None:
     topics = {partition.topic for partition in kafka.find(source).partitions}
-    assert topics == {"packed", "sold", "late", "stamped"}
+    assert topics == {"packed", "sold", "late", "stamped", "foreign"}
     assert {commit.group for commit in kafka.commits(source, Findings())} == {"billing"}

@@ -28,7 +28,7 @@ from tests.spark.windowed_stream import KEYS, LATE_S, WINDOW_S, Order
 
 SOURCE, TARGET = "events", "sums"
 PARTITIONS = 3
-WAIT_S = 180.0
+WAIT_S = 300.0
 KILL_AFTER_S = (0.0, 1.5)
 EVENTS_S = 400
 VICTIMS = ("driver", "worker", "broker")

@@ -288,6 +288,18 @@ def test_a_driver_that_wakes_up_behind_the_new_one_cannot_double_a_batch(sink: S
     assert sink.values() == once(b"a")
 
 
+def test_a_stale_decision_says_nothing_against_what_is_committed(sink: Sink) -> None:
+    """The last record of a driver that was thought dead, and had fewer tasks."""
+    old = write(sink.options, sink.task(0, 0), rows(b"0", b"1"))
+    commit(sink.options, [write(sink.options, sink.task(0, task), rows(b"%d" % task)) for task in (0, 1)])
+    decided(sink, old)
+    replay = [write(sink.options, sink.task(0, task), rows(b"%d" % task)) for task in (0, 1)]
+    assert [one.opened for one in replay] == [None, None]
+    commit(sink.options, replay)
+    eventually(lambda: not sink.is_held_open())
+    assert sink.values() == once(b"0", b"1")
+
+
 def test_a_batch_that_took_too_long_is_given_up_before_it_is_decided(bootstrap: str) -> None:
     sink = Sink(bootstrap, kafka__transaction__timeout__ms="20000")
     prepared = write(sink.options, sink.task(0, 0), rows(b"slow"))

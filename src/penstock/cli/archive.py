@@ -337,6 +337,7 @@ def expire(
         with locked(table.place, "archive expire"):
             recover(table)
             expired = table.expire(before_s, now - keep_s)
+            table.place.clear_unfinished(now - keep_s)
     if as_json:
         print_json(expired._asdict())
     else:

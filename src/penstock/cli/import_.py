@@ -88,19 +88,13 @@ def import_(
 
     if bootstrap is not None and data_dir is not None:
         raise Misused("--bootstrap is for a running broker, --data-dir for one that is stopped: give one of them")
+    names, topic_configs = _mapping(mapping or []), key_values(configs or [], "--config")
     target = bootstrap or BOOTSTRAP_DEFAULT
     if data_dir is None and not dry_run:
         reach(target)
-    request = ImportRequest(
-        str(origin),
-        directory,
-        _mapping(mapping or []),
-        tuple(topics or ()),
-        key_values(configs or [], "--config"),
-        progress,
-    )
+    request = ImportRequest(str(origin), directory, names, tuple(topics or ()), topic_configs, progress)
     try:
-        with _watcher() as request.watcher, _engine(engine, master) as request.engine:
+        with watcher() as request.watcher, engine_of(engine, master) as request.engine:
             task = Import(request)
             if dry_run:
                 report = task.dry_run()
@@ -144,7 +138,8 @@ def _broker_opener(data_dir: Path) -> OpenBroker:
 
 
 @contextlib.contextmanager
-def _engine(name: EngineName, master: str) -> Iterator[Engine]:
+def engine_of(name: EngineName, master: str, title: str = "penstock import") -> Iterator[Engine]:
+    """Who reads and writes, for as long as it takes."""
     if name is EngineName.local:
         from penstock.imports.engine import LocalEngine
 
@@ -155,7 +150,7 @@ def _engine(name: EngineName, master: str) -> Iterator[Engine]:
 
     with contextlib.ExitStack() as stack:
         try:
-            engine = stack.enter_context(spark_engine(master))
+            engine = stack.enter_context(spark_engine(master, title))
         except ImportError:
             raise Failed("--engine spark needs Spark: pip install 'penstock[spark]'") from None
         except NoJava as error:
@@ -164,7 +159,7 @@ def _engine(name: EngineName, master: str) -> Iterator[Engine]:
 
 
 @contextlib.contextmanager
-def _watcher() -> Iterator[Watcher]:
+def watcher() -> Iterator[Watcher]:
     """A bar on a terminal, nothing in a pipe."""
     from penstock.imports.engine import NobodyWatches
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.audit import audit
 from penstock.cli.command import command_app
 from penstock.cli.connection import AsJson
 from penstock.cli.failure import Failed
@@ -26,6 +27,7 @@ from penstock.storage.segment_reader import (
 )
 
 app = command_app("Look into segment files, and check them.")
+app.command()(audit)
 
 Where = Annotated[
     Path, typer.Argument(metavar="PATH", exists=True, help="A data directory, a partition's folder or a .log file.")

@@ -17,7 +17,11 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 
-class ImportFailed(Exception):
+class JobFailed(Exception):
+    """A job that did not work, for a reason that is one line for the user."""
+
+
+class ImportFailed(JobFailed):
     """It was tried and did not work: one line for the user. What was done so far is kept, and a second run goes on."""
 
 

@@ -47,10 +47,11 @@ Peek = Callable[[FileBytes, int], int | None]
 
 
 def numbered_frames(
-    file: FileBytes, parse: Parse, peek: Peek, findings: Findings, expected: int | None = None
+    file: FileBytes, parse: Parse, peek: Peek, findings: Findings, position: int = 0
 ) -> Iterator[tuple[int, Frame]]:
-    """Frames with their positions, and the offsets that stand in them: gaps and new beginnings are the caller's matter."""
-    position = 0
+    """Frames from a position where one begins, and the offsets that stand in them: gaps and new beginnings are the
+    caller's matter."""
+    expected: int | None = None
     while position < file.size:
         frame = parse(file, position)
         if expected is None and frame is not None:

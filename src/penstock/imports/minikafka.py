@@ -91,10 +91,11 @@ def _records(partition: SourcePartition, findings: Findings) -> Iterator[SourceR
     for run, shift in placed:
         with FileBytes(Path(run.file)) as file:
             # What is wrong with the file was found when it was cut into runs.
-            for position, frame in numbered_frames(file, _parse, _peek, Findings()):
-                if run.start <= position < run.end:
-                    findings.renumbered += shift != 0
-                    yield SourceRecord(frame.offset + shift, frame.timestamp, frame.key, frame.value)
+            for position, frame in numbered_frames(file, _parse, _peek, Findings(), run.start):
+                if position >= run.end:
+                    break
+                findings.renumbered += shift != 0
+                yield SourceRecord(frame.offset + shift, frame.timestamp, frame.key, frame.value)
 
 
 def _runs(partition: SourcePartition, findings: Findings) -> list[Run]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.imports.source import Commit, Found, Skipped, SourcePartition
+from penstock.imports.source import Commit, Found, Skipped, SourcePartition, shown
 from penstock.imports.survey import Survey
 from penstock.model import limits
 from penstock.model.errors import BrokerError
@@ -73,7 +73,7 @@ def _problem(topic: str, name: str, taken: Mapping[str, str]) -> str | None:
     try:
         topic_name(name)
     except BrokerError:
-        return f"Kafka allows no topic of that name; give it another with --map {topic}=NEW"
+        return f"Kafka allows no topic of that name; give it another with --map {shown(topic)}=NEW"
     if name in INTERNAL_TOPICS:
         return f"the broker itself writes that topic; give it another name with --map {topic}=NEW"
     if name in taken:
@@ -100,7 +100,7 @@ def usable_commits(commits: Iterable[Commit], plan: Plan, skipped: list[Skipped]
     there = {(partition.topic, partition.partition) for partition in plan.partitions}
     usable = []
     for commit in commits:
-        what = f"offset of group {commit.group!r} for {commit.topic}-{commit.partition}"
+        what = f"offset of group {commit.group!r} for {shown(commit.topic)}-{commit.partition}"
         name = commit.group.encode(errors="surrogateescape")
         if (commit.topic, commit.partition) not in there:
             skipped.append(Skipped(what, "the partition is not imported"))

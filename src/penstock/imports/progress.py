@@ -111,6 +111,9 @@ class Progress:
             state = msgspec.json.decode(path.read_bytes(), type=RunState)
         except msgspec.DecodeError as error:
             raise ProgressError(f"{path} is damaged ({error}); remove {self.folder} to begin anew") from None
+        if not state.topics_made:  # it came to nothing, and may have been asked for with other names
+            self.save(fresh)
+            return fresh, False
         known = (state.reader, state.source, state.target, state.names)
         if known != (fresh.reader, fresh.source, fresh.target, fresh.names):
             raise ProgressError(f"{self.folder} belongs to another import; name another with --progress")

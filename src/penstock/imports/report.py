@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.imports.source import Finding, Skipped
+from penstock.imports.source import Finding, Skipped, shown
 from penstock.imports.survey import Survey
 
 
@@ -29,7 +29,7 @@ class PartitionReport:
     def of(cls, survey: Survey, topic: str) -> PartitionReport:
         partition, findings = survey.partition, survey.findings
         return cls(
-            partition.topic,
+            shown(partition.topic),
             topic,
             partition.partition,
             survey.tally.records,

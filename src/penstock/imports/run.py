@@ -32,7 +32,7 @@ from penstock.imports.online import CheckJob, SendJob, Sent, check_partition, se
 from penstock.imports.plan import Plan, make_plan, topic_configs, usable_commits
 from penstock.imports.progress import Progress, RunState, default_folder
 from penstock.imports.report import PartitionReport, Report
-from penstock.imports.source import Commit, Findings, Found, SourceError, SourcePartition
+from penstock.imports.source import Commit, Findings, Found, SourceError, SourcePartition, shown
 from penstock.imports.staging import StageJob, remove_staging, stage_partition, staging_folder
 from penstock.imports.survey import Advance, Survey, survey_partition
 from penstock.model.ids import TopicName, TopicPartition
@@ -60,7 +60,10 @@ class SurveyJob(NamedTuple):
 
 
 def _survey(job: SurveyJob, advance: Advance) -> Survey:
-    return survey_partition(job.reader, job.partition, advance)
+    try:
+        return survey_partition(job.reader, job.partition, advance)
+    except OSError as error:
+        raise ImportFailed(f"{job.partition} cannot be read: {error}") from None
 
 
 class Import:
@@ -75,7 +78,7 @@ class Import:
         self._surveys: list[Survey] = []
         self._commits: list[Commit] = []
         self._ends: dict[TopicPartition, tuple[int, int]] = {}
-        self._report = Report(request.reader, str(request.root), "", dry_run=True)
+        self._report = Report(request.reader, shown(str(request.root)), "", dry_run=True)
 
     # ------------------------------------------------------------------------------------------------ looking
 
@@ -101,10 +104,7 @@ class Import:
         if _is_locked(self._root / ".lock"):
             report.notes.append("a broker is using the directory: what it writes from now on does not come over")
         jobs = [SurveyJob(request.reader, partition) for partition in self._plan.partitions]
-        try:
-            self._surveys = self._work("reading", _survey, jobs, [job.partition.bytes for job in jobs])
-        except OSError as error:
-            raise SourceError(f"{self._root} cannot be read: {error}") from None
+        self._surveys = self._work("reading", _survey, jobs, [job.partition.bytes for job in jobs])
         report.partitions = [
             PartitionReport.of(survey, self._plan.target(survey.partition)[0]) for survey in self._surveys
         ]
@@ -145,14 +145,14 @@ class Import:
         """New topics, and empty ones of the same name; a topic with records is another's."""
         counts = self._plan.partition_counts()
         there = client.metadata(None).topics
-        for topic, count in counts.items():
-            if topic in state.topics_made:
-                continue
+        wanted = [topic for topic in counts if topic not in state.topics_made]
+        for topic in wanted:
+            if topic in there:
+                self._check_empty(client, topic, counts[topic], len(there[topic].partitions))
+        for topic in wanted:
             surveys = [one for one in self._surveys if self._plan.target(one.partition)[0] == topic]
             if topic not in there:
-                client.create_topic(topic, count, configs=topic_configs(surveys, self._request.configs))
-            else:
-                self._check_empty(client, topic, count, len(there[topic].partitions))
+                client.create_topic(topic, counts[topic], configs=topic_configs(surveys, self._request.configs))
             state.topics_made.append(topic)
             progress.save(state)
 
@@ -167,13 +167,18 @@ class Import:
     @contextlib.contextmanager
     def _progress(self, target: str) -> Iterator[tuple[Progress, RunState]]:
         request = self._request
-        root = str(self._root.absolute())
+        root = shown(str(self._root.absolute()))
         folder = request.progress_folder or default_folder(request.reader, root, target)
         progress = Progress(folder)
         try:
-            names = {self._plan.names[partition.topic]: partition.topic for partition in self._plan.partitions}
+            names = {self._plan.names[one.topic]: shown(one.topic) for one in self._plan.partitions}
             state, self._report.resumed = progress.open_state(RunState(request.reader, root, target, names))
-            yield progress, state
+            try:
+                yield progress, state
+            except BaseException:
+                if not state.topics_made:
+                    progress.remove()
+                raise
             progress.remove()
         finally:
             progress.release()

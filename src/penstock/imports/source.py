@@ -90,7 +90,7 @@ class Findings:
         self.count += 1
         self.bytes += length
         if len(self.kept) < FINDINGS_KEPT:
-            self.kept.append(Finding(file, position, length, reason))
+            self.kept.append(Finding(shown(file), position, length, reason))
 
 
 @dataclass(slots=True)
@@ -131,6 +131,11 @@ def load(name: str) -> Reader:
     if name not in READERS:
         raise SourceError(f"{name!r} is not one of {', '.join(READERS)}")
     return cast("Reader", importlib.import_module(f"penstock.imports.{name}"))
+
+
+def shown(name: str) -> str:
+    """A name of a file or topic that can be printed: some are no UTF-8."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def partition_number(text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Imports with Spark: each partition of the source is a task, read and written wherever Spark puts it.
+"""Jobs with Spark: each partition of an import, or of an audit, is a task, worked at wherever Spark puts it.
 
 The executors must see the source's files, and with a data directory for a target that directory too, under the same paths;
 with a running broker they must reach it. Progress is kept by each task in the driver's progress folder, so that has to
@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from penstock.imports.engine import ImportFailed
+from penstock.imports.engine import JobFailed
 from penstock.imports.survey import Advance
 from penstock.spark.session import LOCAL, open_session
 
@@ -35,7 +35,7 @@ class SparkEngine:
         # A failure is a result: what Spark makes of an exception is pages long, and it would try again.
         results = tasks.map(_Task(function)).collect()
         for result, size in zip(results, sizes, strict=True):
-            if isinstance(result, ImportFailed):
+            if isinstance(result, JobFailed):
                 raise result
             advance(size)
             yield result
@@ -47,10 +47,10 @@ class _Task(Generic[J, R]):
     def __init__(self, function: Callable[[J, Advance], R]) -> None:
         self._function = function
 
-    def __call__(self, job: J) -> R | ImportFailed:
+    def __call__(self, job: J) -> R | JobFailed:
         try:
             return self._function(job, _nobody_hears)
-        except ImportFailed as error:
+        except JobFailed as error:
             return error
 
 
@@ -59,9 +59,9 @@ def _nobody_hears(count: int) -> None:
 
 
 @contextlib.contextmanager
-def spark_engine(master: str = LOCAL) -> Iterator[SparkEngine]:
+def spark_engine(master: str = LOCAL, title: str = "penstock import") -> Iterator[SparkEngine]:
     """An engine with a session of its own, which ends with it."""
-    session = open_session("penstock import", master)
+    session = open_session(title, master)
     try:
         yield SparkEngine(session)
     finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,32 +41,38 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     """For `df.write`; raises SinkError for what can be known before a row is written."""
     if overwrite:
         raise SinkError('mode("overwrite"): a topic is only ever added to; use mode("append")')
-    told = checked(SinkOptions.of(options, schema))
-    return ExactlyOnceBatchWriter(told) if told.is_exactly_once else BatchWriter(told)
+    known = checked(SinkOptions.of(options, schema))
+    return ExactlyOnceBatchWriter(known) if known.is_exactly_once else BatchWriter(known)
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
     """For `df.writeStream`. `overwrite` is output mode complete: all rows of the result go out in every micro-batch, as
     with Spark's Kafka sink."""
-    told = SinkOptions.of(options, schema)
-    if told.write_id is not None:
+    known = SinkOptions.of(options, schema)
+    if known.write_id is not None:
         raise SinkError("writeId is for batch writes: a stream is known by its checkpoint")
-    told = checked(told)
-    return ExactlyOnceStreamWriter(told) if told.is_exactly_once else StreamWriter(told)
+    known = checked(known)
+    return ExactlyOnceStreamWriter(known) if known.is_exactly_once else StreamWriter(known)
 
 
 def checked(options: SinkOptions) -> SinkOptions:
     """Ask the cluster what tasks will rely on, so that a wrong name or a broker that is down is known before they run."""
-    try:
-        with KafkaClient(options.settings) as client:
-            if options.topic is None:
-                client.metadata([])
-            else:
-                partitions_of(lambda topic: client.metadata([topic]).topics.get(topic))(options.topic)
-            if options.is_exactly_once:
-                sink_journal.prepare(client)
-                return with_timeout(client, options)
+    with told(options), KafkaClient(options.settings) as client:
+        if options.topic is None:
+            client.metadata([])
+        else:
+            partitions_of(lambda topic: client.metadata([topic]).topics.get(topic))(options.topic)
+        if not options.is_exactly_once:
             return options
+        sink_journal.prepare(client)
+        return with_timeout(client, options)
+
+
+@contextmanager
+def told(options: SinkOptions) -> Iterator[None]:
+    """A KafkaError becomes a SinkError that names the cluster."""
+    try:
+        yield
     except KafkaError as error:
         servers = ",".join(str(address) for address in options.settings.bootstrap)
         if error.name == "BROKER_NOT_AVAILABLE":
@@ -87,7 +94,7 @@ class Written(WriterCommitMessage):
 
 def write_at_least_once(options: SinkOptions, tables: Iterator[pa.RecordBatch]) -> Written:
     """The rows of one task. A task that is done again writes them again."""
-    with KafkaClient(options.settings) as client:
+    with told(options), KafkaClient(options.settings) as client:
         writer = Writer(*client.init_producer_id()) if options.is_idempotent else NOBODY
         sender = Sender(client, options, writer)
         sender.send_all(tables)
@@ -141,10 +148,12 @@ class ExactlyOnceBatchWriter(DataSourceArrowWriter):
             context.attemptNumber(),
             is_journaled=self.options.write_id is not None,
         )
-        return exactly_once.write(self.options, task, iterator)
+        with told(self.options):
+            return exactly_once.write(self.options, task, iterator)
 
     def commit(self, messages: Messages) -> None:
-        exactly_once.commit(self.options, messages)
+        with told(self.options):
+            exactly_once.commit(self.options, messages)
 
     def abort(self, messages: Messages) -> None:
         exactly_once.abort(self.options, messages)
@@ -160,10 +169,12 @@ class ExactlyOnceStreamWriter(DataSourceStreamArrowWriter):
         if query is None or batch is None:
             raise SinkError(f"this Spark does not tell a task its query and batch ({QUERY_ID}, {BATCH_ID})")
         task = exactly_once.Task(query, int(batch), context.partitionId(), context.attemptNumber())
-        return exactly_once.write(self.options, task, iterator)
+        with told(self.options):
+            return exactly_once.write(self.options, task, iterator)
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803
-        exactly_once.commit(self.options, messages)
+        with told(self.options):
+            exactly_once.commit(self.options, messages)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803
         exactly_once.abort(self.options, messages)

@@ -6,7 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from penstock.dialects.rustlog import json_form
 from tests.dialects.in_process import Broker
 from tests.dialects.rustlog.peer import FRAME_BYTES_MAX, Peer, frame, produce
 
@@ -333,3 +336,27 @@ def test_a_produce_is_read_the_same_behind_any_other_as_by_itself(first: bytes, 
     expected = stored_alone()
     assert stored_by(Peer(broker)) == expected
     assert stored_by(*(Peer(broker) for _ in LOOKALIKES)) == expected
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@given(payloads=st.lists(st.sampled_from(LOOKALIKES[:12]), min_size=3, max_size=8))
+def test_many_produces_in_one_read_are_read_as_each_by_itself(payloads: list[bytes], broker: Broker) -> None:
+    """They are parsed together where they look alike: none may run into its neighbour."""
+
+    def stored_by(*reads: bytes) -> list[bytes | None]:
+        peer = Peer(broker)
+        peer.send(frame(ONE % b"0"))
+        before = len(broker.values("orders"))
+        for read in reads:
+            peer.send(read)
+        return [value for _, value in broker.values("orders")[before:]]
+
+    frames = [frame(payload) for payload in payloads]
+    assert stored_by(b"".join(frames)) == stored_by(*frames)
+
+
+@pytest.mark.parametrize("base_offset", [0, 8, 95, 999_998, 9_999_999_999, 10**11 - 3])
+def test_the_answers_of_a_run_are_those_of_single_produces(base_offset: int) -> None:
+    """Their sizes change with the digits of the offset, and 0x25, which is a percent sign, is one of them."""
+    one_by_one = [json_form.produced(base_offset + at, 1) for at in range(20)]
+    assert json_form.produced_singles(base_offset, 20) == b"".join(one_by_one)

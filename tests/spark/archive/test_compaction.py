@@ -10,9 +10,10 @@ from penstock.spark.archive.archiver import Pace
 from penstock.spark.archive.compaction import compact_table, recover
 from penstock.spark.archive.data_files import SUFFIX
 from penstock.spark.archive.engines import LocalEngine
-from penstock.spark.archive.errors import ArchiveError
+from penstock.spark.archive.errors import ArchiveError, Conflict
 from penstock.spark.archive.opening import open_table
 from penstock.spark.archive.settings import Values, ValueSettings
+from penstock.spark.archive.tables import Append
 from tests.spark.archive.lake import Interrupted, archive, natively, rows
 from tests.spark.archive.topics import DAY_MS, T0_MS, Topic, table_rows
 
@@ -89,6 +90,19 @@ def test_files_that_a_compaction_replaced_go_when_they_are_old_enough(
     topic.fill(20)
     archive(topic, tmp_path / "table", format_)
     assert table_rows(natively(tmp_path / "table")) == topic.rows()
+
+
+def test_a_stale_writer_is_refused_even_when_the_commits_it_missed_are_forgotten(topic: Topic, tmp_path: Path) -> None:
+    topic.fill(20)
+    archive(topic, tmp_path / "table")
+    stale = open_table(str(tmp_path / "table"))
+    state = stale.state()
+    topic.fill(20)
+    archive(topic, tmp_path / "table", pace=Pace(commit_records_max=10))
+    open_table(str(tmp_path / "table")).expire(None, time.time())
+    with pytest.raises(Conflict):
+        stale.append(Append(state.offsets, state.offsets, [], {}, with_error=False))
+    assert len(stale.files()) == len(open_table(str(tmp_path / "table")).files())
 
 
 def test_days_that_are_past_are_dropped_and_not_archived_again(topic: Topic, tmp_path: Path, format_: str) -> None:

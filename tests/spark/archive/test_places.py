@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -49,6 +51,20 @@ def test_a_file_whose_writer_failed_is_not_there(place: Place) -> None:
 
     with pytest.raises(RuntimeError):
         write_half()
+    assert place.found() == []
+
+
+def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
+    place = place_of(str(tmp_path))
+    script = (
+        "import os, sys; from penstock.spark.archive.places import place_of\n"
+        "with place_of(sys.argv[1]).sink('day=1/half.parquet') as sink: sink.write(b'PAR1'); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=100).returncode == 9
+    (left,) = place.found()
+    assert left.name.startswith("day=1/.half.parquet.")
+    assert place.clear_unfinished(left.changed_at_s - 1) == 0
+    assert place.clear_unfinished(left.changed_at_s + 1) == 1
     assert place.found() == []
 
 

@@ -21,7 +21,7 @@ from penstock.spark.archive.archiver import Pace
 from penstock.spark.archive.buckets import Bucketing
 from penstock.spark.archive.columns import RECORD
 from penstock.spark.archive.compaction import compact_table
-from penstock.spark.archive.data_files import FileSet
+from penstock.spark.archive.data_files import MIXED, FileSet
 from penstock.spark.archive.engines import LocalEngine
 from penstock.spark.archive.errors import ArchiveError
 from penstock.spark.archive.opening import open_table
@@ -141,6 +141,19 @@ def test_a_range_of_offsets_or_of_times_can_be_replayed(topic: Topic, target: st
     assert [row.value for row in topic_rows(topic.bootstrap, target)][9:] == [b"8", b"9", b"10", b"11"]
 
 
+def test_a_table_that_another_tool_rewrote_is_replayed_in_order(topic: Topic, target: str, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    topic.fill(60)
+    archive(topic, tmp_path / "table", "delta", pace=Pace(commit_records_max=50))
+    deltalake.DeltaTable(str(tmp_path / "table")).optimize.z_order(["key"])
+    assert {file.partition for file in open_table(str(tmp_path / "table")).files()} == {MIXED}
+    replay(topic, tmp_path / "table", target)
+    assert topic_rows(topic.bootstrap, target) == topic.rows()
+    topic.fill(10)
+    archive(topic, tmp_path / "table", "delta")
+    assert rows(tmp_path / "table") == topic.rows()
+
+
 def test_somebody_else_who_writes_to_the_topic_is_noticed(
     topic: Topic, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,5 +216,5 @@ def test_rows_come_in_the_order_of_offsets_however_files_overlap(
             written.write("", pa.RecordBatch.from_arrays(arrays, schema=RECORD))
         files += written.files()
     bounds = Bounds(first_offset=first, end_ms=end)
-    found = [offset for some in ordered_rows(place, files, bounds) for offset in some.column("offset").to_pylist()]
+    found = [offset for some in ordered_rows(place, files, bounds, 0) for offset in some.column("offset").to_pylist()]
     assert found == [offset for offset in range(len(homes)) if first <= offset < end]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock import Broker
+from penstock.spark.pipeline.batches import QUERY_ID
 from penstock.spark.pipeline.declaration import Pipeline, Trigger
 from penstock.spark.pipeline.reading import read_pipeline
 
@@ -139,3 +140,15 @@ class Topics:
 @pytest.fixture
 def topics(penstock_broker: Broker) -> Topics:
     return Topics(penstock_broker)
+
+
+@pytest.fixture
+def as_query(spark: SparkSession) -> Iterator[Callable[[str], None]]:
+    """Say which query the batches are of, as Spark does around a batch."""
+
+    def set_query(name: str) -> None:
+        spark.sparkContext.setLocalProperty(QUERY_ID, name)
+
+    set_query("one")
+    yield set_query
+    spark.sparkContext.setLocalProperty(QUERY_ID, None)  # type: ignore[arg-type]

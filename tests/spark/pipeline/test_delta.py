@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +19,7 @@ if TYPE_CHECKING:
 pytest.importorskip("deltalake", reason="the lake extra is not installed")
 pytestmark = pytest.mark.timeout(300)
 
-QUERY_ID = "sql.streaming.queryId"
 CHANGES = "id BIGINT, name STRING, op STRING, change BIGINT"
-
-
-@pytest.fixture
-def as_query(spark: SparkSession) -> Iterator[Callable[[str], None]]:
-    """Say which query the batches are of, as Spark does around a batch."""
-
-    def set_query(name: str) -> None:
-        spark.sparkContext.setLocalProperty(QUERY_ID, name)
-
-    set_query("one")
-    yield set_query
-    spark.sparkContext.setLocalProperty(QUERY_ID, None)  # type: ignore[arg-type]
 
 
 def content(path: Path) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,3 +239,19 @@ def test_a_broker_that_is_not_there_is_one_line_for_each_try(run: Run, write: Wr
     with pytest.raises(PipelineFailed, match=r"^flows.out failed 2 times in a row: .*127.0.0.1:1") as failed:
         run(file)
     assert "\n" not in str(failed.value)
+
+
+def test_a_batch_of_updates_that_is_written_again_is_in_the_topic_once(
+    spark: SparkSession, topics: Topics, as_query: Callable[[str], None]
+) -> None:
+    from penstock.spark import register
+    from penstock.spark.pipeline.building import TopicUpdater
+    from penstock.spark.pipeline.declaration import Delivery, TopicSink
+
+    register(spark)
+    topic = topics.create("updates", partitions=1)
+    sink = TopicSink(topic, None, "raw", {"kafka.bootstrap.servers": topics.bootstrap})
+    writer = TopicUpdater(sink, Delivery.EXACTLY_ONCE)
+    for batch_id in (0, 0, 1):
+        writer(spark.createDataFrame([(f"batch {batch_id}",)], "value STRING").coalesce(1), batch_id)
+    assert [message.value() for message in topics.read(topic)] == [b"batch 0", b"batch 1"]

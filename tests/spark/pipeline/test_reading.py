@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,7 +117,8 @@ def test_a_file_becomes_what_it_declares(write: Write, tmp_path: Path) -> None:
     assert (seen.sink, seen.delivery, seen.trigger.kind) == (ConsoleSink(3), Delivery.AT_LEAST_ONCE, "available_now")
     dead = pipeline.flows["orders.dead_letters"]
     assert isinstance(dead, DeadLetterFlow)
-    assert (dead.topic, dead.delivery) == ("orders-dead", Delivery.EXACTLY_ONCE)
+    # it goes on as long as any of the flows that read its source
+    assert (dead.topic, dead.delivery, dead.trigger) == ("orders-dead", Delivery.EXACTLY_ONCE, table.trigger)
     assert dead.checkpoint == str(tmp_path / "checkpoints/orders.dead_letters")
     assert list(unused(pipeline)) == [f"{tmp_path / 'pipeline.yaml'}:28: transforms.counted is used by no flow"]
 
@@ -251,8 +254,6 @@ def test_every_problem_is_named_at_once(write: Write) -> None:
 def test_a_function_that_cannot_be_called_is_found_with_its_line(
     write: Write, module: str, function: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "made_up", raising=False)
     write(module, "made_up.py")
@@ -324,3 +325,16 @@ def test_one_group_for_several_queries_is_refused(write: Write) -> None:
 def test_back_off_doubles_up_to_its_bound() -> None:
     restarts = Restarts(max=9, backoff_ms=100, backoff_ms_max=1_000)
     assert [restarts.wait_ms(failures) for failures in (1, 2, 3, 4, 5, 500)] == [100, 200, 400, 800, 1_000, 1_000]
+
+
+def test_the_files_and_parts_of_files_on_the_page_are_valid(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "pipelines.md").read_text()
+    shortest, sources, transforms, _, bad_rows, flows = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert list(read_pipeline(write(shortest), {}).flows) == ["big"]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write("def score(placed, limit): ...", "scoring.py")
+    top = "brokers: here:9092\ncheckpoint: state\n"
+    whole = read_pipeline(write(top + sources + transforms + flows), {})
+    assert [one.name for one in whole.upstream("scored")] == ["orders", "customers", "placed", "scored"]
+    seen = "flows: {seen: {from: orders, to: {console: true}}}"
+    assert "orders.dead_letters" in read_pipeline(write(f"{top}sources:\n{bad_rows}{seen}"), {}).flows

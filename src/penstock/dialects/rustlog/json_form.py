@@ -77,7 +77,7 @@ _decode_records = msgspec.json.Decoder(list[list[int]]).decode
 _encode = msgspec.json.Encoder().encode
 
 _RECORDS_NAME = b'"records"'
-_RECORDS = b'"records":['
+_RECORDS = b'"records":[['
 
 
 def read_request(payload: Bytes) -> ProduceBody | Fetch | OffsetCommit | OffsetFetch:
@@ -118,7 +118,7 @@ def records(body: ProduceBody, frame_bytes_max: int) -> list[Bytes]:
 
 
 class ProduceHead:
-    """What the single-record produces of one producer to one partition have before and behind the record."""
+    """What the single-record produces of one producer to one partition have before and behind the record's numbers."""
 
     __slots__ = ("_prefix", "_suffix", "partition", "topic")
 
@@ -132,36 +132,34 @@ class ProduceHead:
         """The records of the frames from `at` on that are whole and look so, and where the first other one is."""
         prefix, suffix = self._prefix, self._suffix
         skip, behind = _U32.size + len(prefix), len(suffix)
-        unpack, starts, find = _U32.unpack_from, data.startswith, data.find
+        unpack, starts = _U32.unpack_from, data.startswith
         texts: list[bytes] = []
         stops = [at]
         while starts(prefix, at + _U32.size):
             size = unpack(data, at)[0]
             stop = at + _U32.size + size
             close = stop - behind
-            start = at + skip
-            # What lies between is one array, or nothing that would be taken for one.
-            if stop > end or size > frame_bytes_max or find(b"]", start) != close - 1 or not starts(suffix, close):
+            if stop > end or size > frame_bytes_max or close < at + skip or not starts(suffix, close):
                 break
-            texts.append(data[start:close])
+            texts.append(data[at + skip : close])
             stops.append(stop)
             at = stop
-        return _values_of(texts, stops)
+        return _values_of(texts, stops) if texts else ([], at)
 
 
 def _values_of(texts: list[bytes], stops: list[int]) -> tuple[list[Bytes], int]:
-    """The records that are sound, up to the first that is not, and where the last of them stops."""
-    try:
-        # All of them at once: each ends with its only bracket, so none runs into the next, and no two make one.
-        lists = _decode_records(b"[%b]" % b",".join(texts))
-        if len(lists) == len(texts):
-            return list(map(bytearray, lists)), stops[-1]
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
-        pass
+    """The records whose numbers are sound, up to the first whose are not, and where the last of them stops."""
+    if len(texts) > 1:
+        together = b"[[%b]]" % b"],[".join(texts)
+        if together.count(b"]") == len(texts) + 1:  # no text has a bracket of its own: none runs into the next
+            try:
+                return list(map(bytearray, _decode_records(together))), stops[-1]
+            except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+                pass
     values: list[Bytes] = []
     for text in texts:
         try:
-            values.append(bytearray(_decode_record(text)))
+            values.append(bytearray(_decode_record(b"[%b]" % text)))
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
             break
     return values, stops[len(values)]
@@ -170,15 +168,13 @@ def _values_of(texts: list[bytes], stops: list[int]) -> tuple[list[Bytes], int]:
 def head_of(payload: bytes, body: ProduceBody) -> ProduceHead | None:
     """What the next produce may have in common with this one, if it has one record and is written without detours."""
     start = payload.find(_RECORDS)
-    stop = payload.rfind(b"]]") + 1
-    if len(body.records) != 1 or start < 0 or stop <= 0:
+    stop = payload.rfind(b"]]")
+    if len(body.records) != 1 or start < 0 or stop < 0:
         return None
-    start += len(_RECORDS)
-    prefix, suffix = payload[:start], payload[stop:]
     # The only place where records can be: a second one, or an escaped name, could hide the real one.
-    if payload.count(_RECORDS_NAME) != 1 or b"\\" in payload or payload[start : start + 1] != b"[":
+    if payload.count(_RECORDS_NAME) != 1 or b"\\" in payload:
         return None
-    return ProduceHead(prefix, suffix, body.topic, body.partition)
+    return ProduceHead(payload[: start + len(_RECORDS)], payload[stop:], body.topic, body.partition)
 
 
 def _u64(name: str, value: int) -> int:

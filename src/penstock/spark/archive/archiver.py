@@ -135,6 +135,7 @@ class Archiver:
             return None
         stems = tuple(f"{one.stem}{SUFFIX}" for one in left.ranges)
         self._table.place.delete(one.name for one in self._table.place.found() if one.name.endswith(stems))
+        self._table.place.clear_unfinished(time.time())
         starts = self._listed(EARLIEST, sorted({one.partition for one in left.ranges}))
         if any(one.start < starts[one.partition] for one in left.ranges):
             return None

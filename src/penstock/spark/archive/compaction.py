@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.spark.archive.data_files import SUFFIX, DataFile
+from penstock.spark.archive.data_files import MIXED, SUFFIX, DataFile
 from penstock.spark.archive.engines import Engine
 from penstock.spark.archive.errors import ArchiveError
 from penstock.spark.archive.lock import FOLDER
@@ -92,7 +92,7 @@ def recover(table: Table) -> None:
 
 def groups_of(files: Sequence[DataFile], target_bytes: int, files_min: int) -> Iterator[list[DataFile]]:
     """Neighbours that are small, as many as make up one file of the size aimed at."""
-    small = [file for file in files if file.bytes < target_bytes // 2]
+    small = [file for file in files if file.bytes < target_bytes // 2 and file.partition != MIXED]
     small.sort(key=lambda file: (file.partition, file.bucket, file.first_offset))
     for _, together in itertools.groupby(small, key=lambda file: (file.partition, file.bucket)):
         group: list[DataFile] = []

@@ -28,6 +28,7 @@ HELD_BYTES_MAX: Final = 192 * 1024 * 1024
 OPEN_MAX: Final = 100
 """Files at once: records of more days than that wait in memory, which a range of offsets bounds."""
 SUFFIX: Final = ".parquet"
+MIXED: Final = -1
 
 _UNLIKE: Final = frozenset({"key", "value", "offset", "timestamp", "headers", ERROR})
 _GROWING: Final = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
@@ -39,6 +40,7 @@ class DataFile(msgspec.Struct, frozen=True):
 
     name: str
     partition: int
+    """`MIXED` if it holds several, as other tools may write them when they rewrite a table."""
     bucket: str
     rows: int
     bytes: int

@@ -22,7 +22,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.spark.archive.columns import ERROR, RECORD, kind_of, schema_of
-from penstock.spark.archive.data_files import DataFile
+from penstock.spark.archive.data_files import MIXED, DataFile
 from penstock.spark.archive.errors import ArchiveError, Conflict
 from penstock.spark.archive.places import Place
 from penstock.spark.archive.settings import TableSettings
@@ -103,7 +103,7 @@ class DeltaLakeTable:
         if sorted(commit.offsets) != list(range(len(commit.offsets))):
             raise ArchiveError(f"{self.place.url}: the partitions of {self.settings.topic} have gaps in their numbers")
         table = self._opened() or self._made(commit)
-        pass
+        check_base(self, base, self._offsets(table))
         self._grow(table, commit)
         # The columns may have been added on top of somebody else's commit.
         check_base(self, base, self._offsets(table))
@@ -228,7 +228,7 @@ def _file(row: dict[str, Any], column: str | None) -> DataFile:
     bucket = row.get(f"partition.{column}") if column else None
     return DataFile(
         unquote(row["path"]),
-        row.get("min.partition") or 0,
+        _partition(row.get("min.partition"), row.get("max.partition")),
         "" if bucket is None else str(bucket),
         row.get("num_records") or 0,
         row["size_bytes"],
@@ -237,6 +237,10 @@ def _file(row: dict[str, Any], column: str | None) -> DataFile:
         _UNKNOWN_US if first is None else _microseconds(first),
         _UNKNOWN_US if last is None else _microseconds(last),
     )
+
+
+def _partition(low: int | None, high: int | None) -> int:
+    return MIXED if low is None or low != high else low
 
 
 def _moment(microseconds: int) -> str:

@@ -76,6 +76,7 @@ class SparkEngine:
         return int(self._session.sparkContext.defaultParallelism)
 
     def run(self, tasks: Sequence[Task]) -> list[Written]:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
         pickled = [pickle.dumps(task) for task in tasks]
@@ -90,7 +91,7 @@ class SparkEngine:
         numbers = self._session.range(0, len(tasks), 1, len(tasks))
         try:
             rows = numbers.mapInArrow(work, "result binary").collect()
-        except PySparkException as error:
+        except (PySparkException, Py4JError, ConnectionError) as error:
             raise ArchiveError(f"a task of Spark failed: {_last_line(str(error))}") from None
         outcomes: dict[int, Any] = dict(pickle.loads(bytes(row.result)) for row in rows)
         for number in sorted(outcomes):

@@ -29,7 +29,7 @@ from pyiceberg.typedef import Record
 
 from penstock.spark.archive.buckets import Bucketing
 from penstock.spark.archive.columns import ERROR, RECORD, kind_of, schema_of
-from penstock.spark.archive.data_files import SUFFIX, DataFile
+from penstock.spark.archive.data_files import MIXED, SUFFIX, DataFile
 from penstock.spark.archive.errors import ArchiveError, Conflict
 from penstock.spark.archive.lock import FOLDER
 from penstock.spark.archive.places import Place
@@ -128,9 +128,10 @@ class IcebergTable:
             return int(from_bytes(kind, low)), int(from_bytes(kind, high))
 
         first_us, last_us = bounds("timestamp")
+        partition, other = bounds("partition")
         return DataFile(
             self._name(file.file_path),
-            bounds("partition")[0],
+            partition if partition == other else MIXED,
             self.settings.bucketing.label_of(first_us),
             file.record_count,
             file.file_size_in_bytes,

@@ -50,19 +50,19 @@ def table_at(place: Place, settings: TableSettings) -> Table:
         case Format.DELTA:
             try:
                 from penstock.spark.archive.delta_table import DeltaLakeTable
-            except ImportError:
-                raise _missing("Delta", "deltalake") from None
+            except ModuleNotFoundError as error:
+                raise _missing("Delta", "deltalake", error) from None
             return DeltaLakeTable(place, settings)
         case Format.ICEBERG:
             try:
                 from penstock.spark.archive.iceberg_table import IcebergTable
-            except ImportError:
-                raise _missing("Iceberg", "pyiceberg") from None
+            except ModuleNotFoundError as error:
+                raise _missing("Iceberg", "pyiceberg", error) from None
             return IcebergTable(place, settings)
 
 
-def _missing(what: str, package: str) -> ArchiveError:
-    return ArchiveError(f"{what} tables need {package}: pip install 'penstock[lake]'")
+def _missing(what: str, package: str, error: ModuleNotFoundError) -> ArchiveError:
+    return ArchiveError(f"{what} tables need {package} ({error}): pip install 'penstock[lake]'")
 
 
 def continued(place: Place, there: TableSettings, value: ValueSettings | None) -> TableSettings:

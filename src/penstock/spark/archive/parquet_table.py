@@ -71,14 +71,20 @@ class ParquetTable:
             self._load_checkpoint()
         for commit in self._commits_after(self._version):
             self._apply(commit)
+        # Commits that came meanwhile may have been forgotten meanwhile, too.
+        if self._load_checkpoint():
+            self._load()
 
-    def _load_checkpoint(self) -> None:
+    def _load_checkpoint(self) -> bool:
+        """Whether there was one that is ahead."""
         names = [found.name for found in self.place.found(CHECKPOINTS) if found.name.endswith(".json")]
-        if names:
+        is_ahead = bool(names) and names[-1] > _checkpoint_name(self._version)
+        if is_ahead:
             checkpoint: Checkpoint = self._document(names[-1], Checkpoint)
             self._version = checkpoint.version
             self._state = State(checkpoint.offsets, checkpoint.kinds, checkpoint.with_error)
             self._files = {file.name: file for file in checkpoint.files}
+        return is_ahead
 
     def _commits_after(self, version: int) -> Iterator[Commit]:
         while True:
@@ -136,7 +142,7 @@ class ParquetTable:
 
     def _checkpoint(self) -> None:
         checkpoint = Checkpoint(self._version, *self._state, files=list(self._files.values()))
-        self.place.write(f"{CHECKPOINTS}/{self._version:020d}.json", msgspec.json.encode(checkpoint))
+        self.place.write(_checkpoint_name(self._version), msgspec.json.encode(checkpoint))
 
     # ------------------------------------------------------------------------------------------------ forgetting
 
@@ -167,9 +173,13 @@ class ParquetTable:
 
     def _forget_commits(self, names: list[str]) -> None:
         """Those that the checkpoint holds; it was written before."""
-        current = f"{CHECKPOINTS}/{self._version:020d}.json"
+        current = _checkpoint_name(self._version)
         self.place.delete(name for name in names if name.startswith(CHECKPOINTS) and name < current)
         self.place.delete(name for name in names if name.startswith(COMMITS) and name < _commit_name(self._version))
+
+
+def _checkpoint_name(version: int) -> str:
+    return f"{CHECKPOINTS}/{version:020d}.json"
 
 
 def _commit_name(version: int) -> str:

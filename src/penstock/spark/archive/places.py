@@ -24,6 +24,8 @@ from pyarrow import fs
 
 from penstock.spark.archive.errors import ArchiveError
 
+_UNFINISHED = ".penstock-tmp"
+
 
 class Found(NamedTuple):
     """A file of a table."""
@@ -174,6 +176,12 @@ class Place:
             with self._telling("delete", name), contextlib.suppress(FileNotFoundError):
                 self.files.delete_file(self.path(name))
 
+    def clear_unfinished(self, before_s: float) -> int:
+        """Take away what writers that were killed left half written; how many files that was."""
+        names = [one.name for one in self.found() if one.changed_at_s < before_s and _is_unfinished(one.name)]
+        self.delete(names)
+        return len(names)
+
     @contextlib.contextmanager
     def _telling(self, what: str, name: str) -> Iterator[None]:
         try:
@@ -223,8 +231,13 @@ def _created(spec: Any, path: str, data: bytes) -> bool:
 def _hidden(name: str) -> str:
     """Beside the file; readers of tables pass over names that begin with a dot or an underscore."""
     folder, _, last = name.rpartition("/")
-    hidden = f".{last}.{uuid.uuid4().hex[:8]}.tmp"
+    hidden = f".{last}.{uuid.uuid4().hex[:8]}{_UNFINISHED}"
     return f"{folder}/{hidden}" if folder else hidden
+
+
+def _is_unfinished(name: str) -> bool:
+    last = name.rpartition("/")[2]
+    return last.startswith(".") and last.endswith(_UNFINISHED)
 
 
 def _flush(path: str) -> None:

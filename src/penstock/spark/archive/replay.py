@@ -19,6 +19,7 @@ import pyarrow as pa
 from penstock.client.kafka import LATEST, ConfigKind, KafkaClient, KafkaSettings, Producer
 from penstock.records.batch import whole_batches
 from penstock.spark.archive.columns import DECODED, RECORD
+from penstock.spark.archive.data_files import MIXED
 from penstock.spark.archive.errors import ArchiveError
 from penstock.spark.archive.lock import FOLDER
 from penstock.spark.archive.row_order import Bounds, ordered_rows
@@ -179,8 +180,8 @@ class Replay:
     # ------------------------------------------------------------------------------------------------ lanes
 
     def _lane(self, partition: int, done: int, end: int, producer: Producer) -> Lane:
-        files = [file for file in self._files if file.partition == partition]
-        rows = ordered_rows(self._table.place, files, self._bounds)
+        files = [file for file in self._files if file.partition in (partition, MIXED)]
+        rows = ordered_rows(self._table.place, files, self._bounds, partition)
         if done:
             rows = self._behind(rows, partition, done, end)
         return Lane(partition, rows, end, producer)

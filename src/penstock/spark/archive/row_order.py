@@ -71,11 +71,11 @@ class _Head(NamedTuple):
     more: Iterator[pa.RecordBatch]
 
 
-def ordered_rows(place: Place, files: Sequence[DataFile], bounds: Bounds) -> Iterator[pa.RecordBatch]:
+def ordered_rows(place: Place, files: Sequence[DataFile], bounds: Bounds, partition: int) -> Iterator[pa.RecordBatch]:
     """The record's own columns of one partition's rows, in batches of some size."""
     held: list[pa.RecordBatch] = []
     count = size = 0
-    for rows in _pieces(place, [file for file in files if bounds.may_hold(file)]):
+    for rows in _pieces(place, [file for file in files if bounds.may_hold(file)], partition):
         rows = bounds.within(rows)
         if not rows.num_rows:
             continue
@@ -92,13 +92,13 @@ def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
     return held[0] if len(held) == 1 else pa.concat_batches(held)
 
 
-def _pieces(place: Place, files: Sequence[DataFile]) -> Iterator[pa.RecordBatch]:
+def _pieces(place: Place, files: Sequence[DataFile], partition: int) -> Iterator[pa.RecordBatch]:
     closed = sorted(files, key=lambda file: file.first_offset, reverse=True)
     heads: list[_Head] = []
     numbers = iter(range(len(files)))
     while closed or heads:
         while closed and (not heads or closed[-1].first_offset <= heads[0].offset):
-            _push(heads, next(numbers), _in_order(place, closed.pop()))
+            _push(heads, next(numbers), _in_order(place, closed.pop(), partition))
         if not heads:
             continue
         head = heapq.heappop(heads)
@@ -120,15 +120,16 @@ def _push(heads: list[_Head], number: int, more: Iterator[pa.RecordBatch]) -> No
         heapq.heappush(heads, _Head(int(offsets[0]), number, 0, rows, offsets, more))
 
 
-def _in_order(place: Place, file: DataFile) -> Iterator[pa.RecordBatch]:
-    """Tools that rewrite tables may leave another order in a file than it was written in."""
-    if _is_ascending(place, file):
+def _in_order(place: Place, file: DataFile, partition: int) -> Iterator[pa.RecordBatch]:
+    """Tools that rewrite tables may leave another order in a file than it was written in, and several partitions."""
+    if file.partition == partition and _is_ascending(place, file):
         for rows in read_file(place, file.name, RECORD.names):
             if rows.num_rows:
                 yield conformed(rows, RECORD)
         return
-    table = pa.Table.from_batches(conformed(rows, RECORD) for rows in read_file(place, file.name, RECORD.names))
-    yield from table.sort_by("offset").combine_chunks().to_batches()
+    batches = [conformed(rows, RECORD) for rows in read_file(place, file.name, RECORD.names)]
+    own = pa.Table.from_batches(batches, RECORD).filter(pc.field("partition") == partition)
+    yield from (rows for rows in own.sort_by("offset").combine_chunks().to_batches() if rows.num_rows)
 
 
 def _is_ascending(place: Place, file: DataFile) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.client.kafka import EARLIEST, LATEST, Isolation, KafkaClient, KafkaSettings
+from penstock.client.kafka import EARLIEST, LATEST, Isolation, KafkaClient, KafkaError, KafkaSettings
+from penstock.imports.engine import JobFailed
 from penstock.imports.survey import Advance
+from penstock.spark.archive import ArchiveError
 from penstock.spark.archive.fetching import fetch_range
 from penstock.spark.archive.ranges import OffsetRange
 from penstock.spark.audit.facts import Facts
@@ -23,8 +25,10 @@ class BrokerTask(NamedTuple):
 def broker_tasks(settings: KafkaSettings, topic: str) -> list[BrokerTask]:
     """Every partition from its start to the last stable offset. Raises KafkaError."""
     with KafkaClient(settings) as client:
-        partitions = client.metadata([topic]).topics[topic].partitions
-        places = [(topic, number) for number in partitions]
+        info = client.metadata([topic]).topics.get(topic)
+        if info is None:
+            raise JobFailed(f"the broker has no topic {topic}")
+        places = [(topic, number) for number in info.partitions]
         starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
         ends = client.list_offsets(dict.fromkeys(places, LATEST), Isolation.READ_COMMITTED)
     return [
@@ -37,10 +41,13 @@ def audit_broker(task: BrokerTask, advance: Advance) -> Facts:
     facts = Facts(task.topic, task.partition, log_start_offset=task.start, log_end_offset=task.end)
     rows = RowFacts(facts)
     if task.start < task.end:
-        with KafkaClient(task.settings) as client:
-            for decoded in fetch_range(client, task.topic, OffsetRange(task.partition, task.start, task.end)):
-                rows.take(decoded)
-                advance(decoded.nbytes)
+        try:
+            with KafkaClient(task.settings) as client:
+                for decoded in fetch_range(client, task.topic, OffsetRange(task.partition, task.start, task.end)):
+                    rows.take(decoded)
+                    advance(decoded.nbytes)
+        except (KafkaError, ArchiveError) as error:
+            raise JobFailed(f"{facts.place} cannot be read: {error}") from None
     rows.finish()
     facts.runs = facts.visible
     facts.bytes = facts.key_bytes + facts.value_bytes

@@ -1,7 +1,7 @@
 """Facts of rows: what can be said of records as Arrow columns, whether they come from a log or from a table.
 
 The checksum of a record covers offset, time, key, value and headers, and tells null from empty. Checksums are added up by
-pieces of 65,536 offsets, so neither order nor files matter, and what differs can be named to within a piece.
+pieces of 4,096 offsets, so neither order nor files matter, and what differs can be named to within a piece.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from penstock.spark.audit.distinct import Distinct
 from penstock.spark.audit.facts import Facts, Piece, add_run
 
-PIECE_BITS = 16
+PIECE_BITS = 12
 COLUMNS = ("key", "value", "headers", "timestamp", "offset")
 _HOUR_US = 3_600_000_000
 _HEAD = struct.Struct(">qq??")

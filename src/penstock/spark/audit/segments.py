@@ -6,19 +6,18 @@ index nor broker is asked. The scan goes on behind damage, so one bad batch hide
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import pyarrow as pa
 
 from penstock.imports.kafka import sound_batches
 from penstock.imports.source import Findings
 from penstock.imports.survey import Advance
 from penstock.imports.transactions import Transactions
 from penstock.records.batch import NO_SEQUENCE, Batch, BatchError
-from penstock.records.record import read_records
 from penstock.spark.arrow_decode import decode_batches
 from penstock.spark.audit.facts import Facts, add_run
 from penstock.spark.audit.row_facts import COLUMNS, RowFacts
@@ -27,6 +26,7 @@ from penstock.storage.segment_reader import base_offset_of, check_indexes, list_
 PRODUCERS_MAX = 100_000
 """Whose last sequence is remembered."""
 _SEQUENCES = 1 << 31
+_GROUP_BYTES = 4 * 1024 * 1024
 
 
 class SegmentsTask(NamedTuple):
@@ -62,21 +62,25 @@ def compacted_topics(path: Path) -> set[str]:
 
 def audit_segments(task: SegmentsTask, advance: Advance) -> Facts:
     facts = Facts(task.topic, task.partition, files=len(task.files))
+    rows = RowFacts(facts)
+    try:
+        _read(task, facts, rows, advance)
+    except OSError as error:
+        facts.found.add("damage", facts.place, f"the log cannot be read: {error}")
+    rows.finish()
+    return facts
+
+
+def _read(task: SegmentsTask, facts: Facts, rows: RowFacts, advance: Advance) -> None:
     transactions = Transactions()
     batches = _Batches(facts, transactions)
     for file in task.files:
         batches.read(Path(file))
         advance(Path(file).stat().st_size)
-    rows = RowFacts(facts)
-    committed = transactions.committed(
-        batch for file in task.files for _, batch in sound_batches(Path(file), Findings())
-    )
-    for group in _readable(_rising(committed), facts):
-        for decoded in decode_batches(group, task.topic, task.partition, columns=COLUMNS):
-            rows.take(decoded)
-    rows.finish()
+    every = (batch for file in task.files for _, batch in sound_batches(Path(file), Findings()))
+    for decoded in _decoded(_rising(transactions.committed(every)), facts):
+        rows.take(decoded)
     facts.hidden = batches.records - facts.records
-    return facts
 
 
 class _Batches:
@@ -150,21 +154,24 @@ def _rising(batches: Iterator[Batch]) -> Iterator[Batch]:
             yield batch
 
 
-def _readable(batches: Iterator[Batch], facts: Facts) -> Iterator[list[Batch]]:
-    """Batches whose records can be read, some at a time."""
+def _decoded(batches: Iterator[Batch], facts: Facts) -> Iterator[pa.RecordBatch]:
+    """The records of all batches that can be read; of the others it is said."""
     group: list[Batch] = []
     size = 0
     for batch in batches:
-        try:
-            for _ in read_records(batch):
-                pass
-        except (BatchError, zlib.error) as error:
-            facts.found.add("records", facts.place, f"the batch at offset {batch.base_offset}: {error}")
-            continue
         group.append(batch)
         size += batch.size
-        if size > 4 * 1024 * 1024:
-            yield group
+        if size >= _GROUP_BYTES:
+            yield from _decoded_group(group, facts)
             group, size = [], 0
-    if group:
-        yield group
+    yield from _decoded_group(group, facts)
+
+
+def _decoded_group(group: list[Batch], facts: Facts) -> list[pa.RecordBatch]:
+    try:
+        return list(decode_batches(group, facts.topic, facts.partition, columns=COLUMNS))
+    except BatchError as error:
+        if len(group) == 1:
+            facts.found.add("records", facts.place, f"the batch at offset {group[0].base_offset}: {error}")
+            return []
+    return [decoded for batch in group for decoded in _decoded_group([batch], facts)]

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
 from penstock.spark.pipeline import rows, topic_options
+from penstock.spark.pipeline.batches import query_id
 from penstock.spark.pipeline.declaration import (
     AnyFlow,
     ConsoleSink,
@@ -26,6 +27,7 @@ from penstock.spark.pipeline.declaration import (
     Delivery,
     FileSource,
     Flow,
+    Mode,
     Pipeline,
     PythonTransform,
     RowRules,
@@ -207,7 +209,10 @@ def _ship(session: SparkSession, module: Path) -> None:
 def _to_sink(frame: DataFrame, flow: Flow, show: Show) -> DataStreamWriter:
     sink = flow.sink
     if isinstance(sink, TopicSink):
-        return _to_topic(_records(frame, sink), sink.topic, sink.options, flow.delivery).outputMode(flow.mode.value)
+        frame = _records(frame, sink)
+        if flow.mode is not Mode.UPDATE:
+            return _to_topic(frame, sink.topic, sink.options, flow.delivery).outputMode(flow.mode.value)
+        return frame.writeStream.outputMode("update").foreachBatch(TopicUpdater(sink, flow.delivery))
     writer = frame.writeStream.outputMode(flow.mode.value)
     if isinstance(sink, ConsoleSink):
         return writer.foreachBatch(_Shower(flow.name, sink.rows_max, show))
@@ -229,6 +234,21 @@ def _records(frame: DataFrame, sink: TopicSink) -> DataFrame:
     if sink.key is None:
         return frame.select(value)
     return frame.select(sql.expr(sink.key).cast("string").alias("key"), value)
+
+
+class TopicUpdater:
+    """What a flow to a topic in mode update does with each batch: Spark hands updates to no Python sink itself. A batch is
+    known by its query and number, and one that was written is not written again."""
+
+    def __init__(self, sink: TopicSink, delivery: Delivery) -> None:
+        self._sink = sink
+        self._delivery = delivery
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        options = {**self._sink.options, "topic": self._sink.topic, "delivery": self._delivery.value}
+        if self._delivery is Delivery.EXACTLY_ONCE:
+            options["writeId"] = f"{query_id(frame)}.{batch_id}"
+        frame.write.format(FORMAT).options(**options).mode("append").save()
 
 
 def _to_topic(frame: DataFrame, topic: str, options: Any, delivery: Delivery) -> DataStreamWriter:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.spark.pipeline.batches import query_id
 from penstock.spark.pipeline.declaration import TableSink, Upsert
 from penstock.spark.pipeline.fields import quoted
 from penstock.spark.pipeline.problems import PipelineFailed
@@ -15,7 +16,6 @@ from penstock.spark.pipeline.problems import PipelineFailed
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_QUERY_ID: Final = "sql.streaming.queryId"
 _DELETE: Final = "_penstock_delete"
 _READABLE: Final = frozenset({"timestampNtz"})
 """Reader features of a table that change nothing about its Parquet files."""
@@ -60,20 +60,18 @@ class DeltaWriter:
         from deltalake import DeltaTable
 
         path = self._sink.path
-        query_id = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
-        if query_id is None:
-            raise PipelineFailed(f"flows.{self._flow}: Spark does not say which query this is")
+        query = query_id(frame)
         exists = DeltaTable.is_deltatable(path)
         if exists:
-            done = DeltaTable(path).transaction_version(query_id)
+            done = DeltaTable(path).transaction_version(query)
             if done is not None and done >= batch_id:
                 return
         if self._sink.upsert is None:
-            self._append(frame, query_id, batch_id)
+            self._append(frame, query, batch_id)
         else:
-            self._merge(frame, self._sink.upsert, query_id, batch_id, exists=exists)
+            self._merge(frame, self._sink.upsert, query, batch_id, exists=exists)
 
-    def _append(self, frame: DataFrame, query_id: str, batch_id: int) -> None:
+    def _append(self, frame: DataFrame, query: str, batch_id: int) -> None:
         from deltalake import write_deltalake
 
         rows = frame.toArrow()
@@ -84,10 +82,10 @@ class DeltaWriter:
                 mode="append",
                 schema_mode="merge",
                 partition_by=list(self._sink.partition_by) or None,
-                commit_properties=_marked(query_id, batch_id),
+                commit_properties=_marked(query, batch_id),
             )
 
-    def _merge(self, frame: DataFrame, upsert: Upsert, query_id: str, batch_id: int, *, exists: bool) -> None:
+    def _merge(self, frame: DataFrame, upsert: Upsert, query: str, batch_id: int, *, exists: bool) -> None:
         from deltalake import DeltaTable
 
         rows = latest_rows(frame, upsert).toArrow()
@@ -114,7 +112,7 @@ class DeltaWriter:
                 source_alias="source",
                 target_alias="target",
                 merge_schema=True,
-                commit_properties=_marked(query_id, batch_id),
+                commit_properties=_marked(query, batch_id),
             )
             .when_matched_delete(f"source.{_DELETE} AND {newer}")
             .when_matched_update(values, f"NOT source.{_DELETE} AND {newer}")
@@ -157,8 +155,8 @@ def _sql(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _marked(query_id: str, batch_id: int) -> Any:
+def _marked(query: str, batch_id: int) -> Any:
     """What makes a commit known as this batch. No retries: a commit that lost a race is looked at anew."""
     from deltalake import CommitProperties, Transaction
 
-    return CommitProperties(app_transactions=[Transaction(query_id, batch_id)])
+    return CommitProperties(app_transactions=[Transaction(query, batch_id)])

@@ -172,25 +172,28 @@ def _flows(keys: Keys, shared: Shared, defaults: FlowDefaults) -> dict[str, AnyF
 
 
 def _with_dead_letters(pipeline: Pipeline, shared: Shared, defaults: FlowDefaults, problems: Problems) -> Pipeline:
-    """The pipeline with a flow more for each dead-letter topic. A flow's trigger goes with its dead letters, so that a
-    pipeline that is to end ends."""
-    flows = dict(pipeline.flows)
+    """The pipeline with a flow more for each dead-letter topic, which goes on as long as any flow that reads its origin."""
+    triggers: dict[str, list[Trigger]] = {}
     for flow in pipeline.flows.values():
         for origin in pipeline.upstream(flow.origin):
-            name = f"{origin.name}.{DEAD_LETTERS}"
-            if origin.rules.dead_letters is None or name in flows:
-                continue
-            reach = origin.options if isinstance(origin, TopicSource) else shared.topic_options
-            if not topic_options.has(reach, topic_options.BOOTSTRAP):
-                problems.add(origin.line, f"the dead_letters of {origin.name} have no broker: set brokers at the top")
-            flows[name] = DeadLetterFlow(
-                name,
-                origin.line,
-                origin.name,
-                origin.rules.dead_letters,
-                topic_options.for_sink(reach),
-                flow.trigger,
-                defaults.delivery,
-                f"{defaults.checkpoint}/{name}",
-            )
+            if origin.rules.dead_letters is not None:
+                triggers.setdefault(origin.name, []).append(flow.trigger)
+    flows = dict(pipeline.flows)
+    for name, wanted in triggers.items():
+        origin = pipeline.origin(name)
+        assert origin.rules.dead_letters is not None
+        reach = origin.options if isinstance(origin, TopicSource) else shared.topic_options
+        if not topic_options.has(reach, topic_options.BOOTSTRAP):
+            problems.add(origin.line, f"the dead_letters of {name} have no broker: set brokers at the top")
+        own = f"{name}.{DEAD_LETTERS}"
+        flows[own] = DeadLetterFlow(
+            own,
+            origin.line,
+            name,
+            origin.rules.dead_letters,
+            topic_options.for_sink(reach),
+            next((trigger for trigger in wanted if trigger.kind == "interval"), wanted[0]),
+            defaults.delivery,
+            f"{defaults.checkpoint}/{own}",
+        )
     return replace(pipeline, flows=flows)

@@ -1,0 +1,89 @@
+"""The audit from end to end: what to read, who reads it, what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.client.kafka import KafkaSettings
+from penstock.imports.engine import Engine, NobodyWatches, Watcher
+from penstock.spark.audit.brokers import audit_broker, broker_tasks
+from penstock.spark.audit.comparing import compare
+from penstock.spark.audit.facts import Facts, Found
+from penstock.spark.audit.merging import Merged, merge
+from penstock.spark.audit.report import AuditReport
+from penstock.spark.audit.segments import audit_segments, compacted_topics, segment_tasks
+from penstock.spark.audit.table_files import audit_table_file, table_tasks
+
+
+class NothingToAudit(Exception):
+    """One line for the user."""
+
+
+@dataclass(slots=True)
+class AuditRequest:
+    """Segments, a table, or a table against the segments or the broker of its topic."""
+
+    engine: Engine
+    segments: Path | None = None
+    table: str = ""
+    broker: KafkaSettings | None = None
+    topics: Sequence[str] = ()
+    allowed: Collection[str] = ()
+    watcher: Watcher = field(default_factory=NobodyWatches)
+
+
+def audit(request: AuditRequest) -> AuditReport:
+    """Raises NothingToAudit, ArchiveError or KafkaError when it cannot begin."""
+    if not request.table:
+        if request.segments is None:
+            raise NothingToAudit("name a data directory, or a table with --table")
+        merged = _segments(request, request.segments, tuple(request.topics))
+        return AuditReport(str(request.segments), merged, allowed=request.allowed)
+    table = table_tasks(request.table, request.topics[0] if request.topics else "")
+    if not table.tasks:
+        raise NothingToAudit(f"{request.table} has no files yet")
+    request.watcher.begin("table", sum(task.bytes for task in table.tasks))
+    parts = request.engine.run(
+        audit_table_file, table.tasks, [task.bytes for task in table.tasks], request.watcher.advance
+    )
+    facts = [one for part in parts for one in part]
+    compares = request.segments is not None or request.broker is not None
+    # Held against its topic, a table may lack what the topic lacks.
+    kept = merge(facts, {table.topic} if compares else ())
+    report = AuditReport(f"table {request.table}", kept, allowed=request.allowed)
+    if compares:
+        if not table.topic:
+            raise NothingToAudit("which topic is the table's? Name it with --topic")
+        report.compared_with = f"topic {table.topic} of {request.segments or 'the broker'}"
+        report.topic_partitions = _topic(request, table.topic)
+        report.comparison = compare(_by_number(kept), _by_number(report.topic_partitions), table.ends)
+    return report
+
+
+def _segments(request: AuditRequest, path: Path, topics: tuple[str, ...]) -> list[Merged]:
+    tasks = segment_tasks(path, topics)
+    if not tasks:
+        raise NothingToAudit(f"there are no segments{' of that topic' if topics else ''} in {path}")
+    sizes = [task.bytes for task in tasks]
+    request.watcher.begin("segments", sum(sizes))
+    facts = list(request.engine.run(audit_segments, tasks, sizes, request.watcher.advance))
+    return merge(facts, compacted_topics(path) | compacted_topics(path.parent))
+
+
+def _topic(request: AuditRequest, topic: str) -> list[Merged]:
+    if request.segments is not None:
+        return _segments(request, request.segments, (topic,))
+    assert request.broker is not None
+    tasks = broker_tasks(request.broker, topic)
+    request.watcher.begin("topic", 0)
+    facts: list[Facts] = list(request.engine.run(audit_broker, tasks, [0] * len(tasks), request.watcher.advance))
+    merged = merge(facts, {topic})
+    for one in merged:
+        one.facts.found = Found()
+    return merged
+
+
+def _by_number(merged: Sequence[Merged]) -> dict[int, Merged]:
+    return {one.facts.partition: one for one in merged if one.facts.partition >= 0}

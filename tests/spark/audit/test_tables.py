@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock import Broker
+from penstock.client.kafka import KafkaClient, KafkaSettings
+from penstock.imports.engine import LocalEngine
+from penstock.records.builder import NewRecord, build_batch
+from penstock.spark.audit.job import AuditRequest, audit
+from penstock.spark.audit.report import AuditReport, partition_row
+from tests.cli.conftest import Run, penstock  # noqa: F401 - a fixture
+from tests.spark.audit.logs import TIME, counts
+
+COUNT = 9_000
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """With a topic of two partitions that a transaction was aborted in."""
+    with Broker(settings={"storage.flush": "os"}) as running:
+        with KafkaClient(running.bootstrap) as client:
+            client.create_topic("orders", 2)
+            for number in range(2):
+                for start in range(0, COUNT, 500):
+                    records = [_record(n) for n in range(start, start + 500)]
+                    client.produce({("orders", number): build_batch(records)})
+            producer = client.init_producer_id("t")
+            client.add_partitions_to_txn("t", producer, [("orders", 0)])
+            lost = build_batch(
+                [_record(0)],
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                base_sequence=0,
+                transactional=True,
+            )
+            client.produce({("orders", 0): lost}, transactional_id="t")
+            client.end_txn("t", producer, commit=False)
+            client.produce({("orders", 0): build_batch([_record(n) for n in range(10)])})
+        yield running
+
+
+def _record(number: int) -> NewRecord:
+    key = b"k%d" % (number % 50) if number % 3 else None
+    value = b"value %d" % number if number % 5 else None
+    return NewRecord(TIME + number, key, value, (("n", b"%d" % number), ("null", None)) if number % 2 else ())
+
+
+@pytest.fixture
+def table(penstock: Run, broker: Broker, tmp_path: Path) -> Path:  # noqa: F811
+    path = tmp_path / "lake" / "orders"
+    ended = penstock("archive", "run", "orders", "--to", str(path), "--engine", "local", "-b", broker.bootstrap)
+    assert ended.code == 0, ended.err
+    return path
+
+
+def _audit(table: Path, broker: Broker | None = None, segments: Path | None = None) -> AuditReport:
+    settings = None if broker is None else KafkaSettings.of(broker.bootstrap)
+    return audit(AuditRequest(LocalEngine(), segments, str(table), settings))
+
+
+def test_a_table_is_what_its_topic_is_by_wire_and_by_segments(broker: Broker, table: Path) -> None:
+    by_wire = _audit(table, broker)
+    assert (by_wire.is_clean, counts(by_wire)) == (True, {})
+    by_segments = _audit(table, segments=broker.data_dir)
+    assert (by_segments.is_clean, counts(by_segments)) == (True, {})
+    rows = [partition_row(merged) for merged in by_wire.partitions]
+    assert [(row["records"], row["keys"], row["log_end_offset"]) for row in rows] == [
+        (COUNT + 10, 50, COUNT + 12),
+        (COUNT, 50, COUNT),
+    ]
+    pieces = [merged.facts.pieces for merged in by_wire.topic_partitions]
+    assert pieces == [merged.facts.pieces for merged in by_segments.topic_partitions]
+
+
+def test_a_table_alone_says_where_offsets_are_missing(table: Path) -> None:
+    report = _audit(table)
+    assert counts(report) == {"gap": 2}
+    assert f"offsets {COUNT} to {COUNT + 1} are missing" in report.found().kept[0].text
+
+
+def _rewrite(path: Path, change: Callable[[Any], Any]) -> None:
+    rows = pq.read_table(path, partitioning=None)
+    pq.write_table(change(rows), path)
+
+
+def _file(table: Path, partition: int) -> Path:
+    """The data file of a partition with the most rows."""
+    files = [path for path in table.rglob("*.parquet") if pq.ParquetFile(path).metadata.num_rows > 100]
+    (found,) = (path for path in files if pq.read_table(path, partitioning=None)["partition"][0].as_py() == partition)
+    return found
+
+
+def test_rows_that_are_gone_doubled_changed_or_out_of_order_are_found(broker: Broker, table: Path) -> None:
+    original = _file(table, 1).read_bytes()
+
+    def changed(change: Callable[[Any], Any]) -> dict[str, int]:
+        _file(table, 1).write_bytes(original)
+        _rewrite(_file(table, 1), change)
+        return counts(_audit(table, broker))
+
+    def other_value(rows: Any) -> Any:
+        values = rows["value"].to_pylist()
+        values[4_500] = b"other"
+        return rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(values, pa.binary()))
+
+    assert changed(lambda rows: pa.concat_tables([rows.slice(0, 100), rows.slice(110)])) == {"missing": 10}
+    assert changed(lambda rows: pa.concat_tables([rows, rows.slice(20, 3)])) == {"order": 1, "duplicate": 3}
+    assert changed(lambda rows: pa.concat_tables([rows.slice(50), rows.slice(0, 50)])) == {"order": 1}
+    assert changed(other_value) == {"content": 1}
+    assert changed(lambda rows: rows) == {}
+
+
+def test_rows_that_the_topic_does_not_have_are_found(broker: Broker, table: Path) -> None:
+    def moved(rows: Any) -> Any:
+        offsets = [COUNT if offset == 9_001 else offset for offset in rows["offset"].to_pylist()]
+        offsets[-1] = COUNT + 1
+        return rows.set_column(rows.schema.get_field_index("offset"), "offset", pa.array(offsets, pa.int64()))
+
+    _rewrite(_file(table, 0), moved)
+    assert counts(_audit(table, broker))["extra"] == 1
+
+
+def test_a_file_that_cannot_be_read_is_a_finding(broker: Broker, table: Path) -> None:
+    path = _file(table, 1)
+    path.write_bytes(path.read_bytes()[:-100])
+    report = _audit(table, broker)
+    found = counts(report)
+    assert found["damage"] == 1
+    assert found["missing"] == COUNT
+    assert path.name in report.found().kept[0].place
+
+
+def test_a_folder_of_parquet_files_is_a_table_too(broker: Broker, table: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    for at, path in enumerate(sorted(table.rglob("*.parquet"))):
+        if "partition" in pq.read_schema(path).names:
+            shutil.copy(path, folder / f"{at}.parquet")
+    settings = KafkaSettings.of(broker.bootstrap)
+    report = audit(AuditRequest(LocalEngine(), None, str(folder), settings, ["orders"]))
+    assert (report.is_clean, report.records) == (True, 2 * COUNT + 10)
+
+
+def test_the_command_compares_and_names_a_topic_that_is_not_there(
+    penstock: Run,
+    broker: Broker,
+    table: Path,  # noqa: F811
+) -> None:
+    arguments = ("logs", "audit", "--table", str(table), "-b", broker.bootstrap, "--engine", "local")
+    assert penstock(*arguments).code == 0
+    ended = penstock(*arguments, "--topic", "other")
+    assert (ended.code, "the broker has no topic other" in ended.err, ended.err.count("\n")) == (1, True, 1)
