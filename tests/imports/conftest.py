@@ -8,6 +8,7 @@ from penstock import Broker
 from penstock.client.kafka import KafkaClient
 from penstock.records.batch import whole_batches
 from penstock.records.record import Record, read_records
+from tests.cli.conftest import penstock  # noqa: F401 - a fixture for the tests here
 
 
 @pytest.fixture(scope="session")

@@ -180,9 +180,12 @@ class _Bars:
     def __init__(self, bars: Any) -> None:
         self._bars = bars
         self._bar: Any = None
+        self._total_bytes = 0
 
     def begin(self, what: str, total_bytes: int) -> None:
-        self._bar = self._bars.add_task(what, total=total_bytes)
+        if self._bar is not None:  # what was damaged is not advanced over
+            self._bars.update(self._bar, completed=self._total_bytes)
+        self._bar, self._total_bytes = self._bars.add_task(what, total=total_bytes), total_bytes
 
     def advance(self, count: int) -> None:
         self._bars.advance(self._bar, count)
@@ -209,6 +212,6 @@ def _print(report: Report) -> None:
         note(text)
     if report.aborted_transactions:
         note(f"{counted(report.aborted_transactions, 'transaction')} had no end and counts as aborted")
-    what = "would come over" if report.dry_run else "came over and was read back"
+    what = "would come over" if report.dry_run else "came over and were read back"
     offsets = counted(report.committed_offsets, "committed offset")
     note(f"{counted(report.records, 'record')} and {offsets} {what}")

@@ -338,7 +338,7 @@ def test_a_produce_is_read_the_same_behind_any_other_as_by_itself(first: bytes, 
     assert stored_by(*(Peer(broker) for _ in LOOKALIKES)) == expected
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 @given(payloads=st.lists(st.sampled_from(LOOKALIKES[:12]), min_size=3, max_size=8))
 def test_many_produces_in_one_read_are_read_as_each_by_itself(payloads: list[bytes], broker: Broker) -> None:
     """They are parsed together where they look alike: none may run into its neighbour."""

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from tests.cli.conftest import Run, penstock  # noqa: F401 - a fixture
+from tests.cli.conftest import Run
 from tests.imports.directories import flip
 from tests.spark.audit.logs import batch, write
 
@@ -34,7 +34,7 @@ class _Page(HTMLParser):
         self.text += data
 
 
-def test_exit_codes_are_0_for_clean_1_for_findings_2_for_usage(penstock: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_exit_codes_are_0_for_clean_1_for_findings_2_for_usage(penstock: Run, tmp_path: Path) -> None:
     path = write(tmp_path / "d", "t-0", 0, [batch(0), batch(10)])
     ended = penstock("logs", "audit", str(tmp_path / "d"), *LOCAL)
     assert ended.code == 0
@@ -68,7 +68,7 @@ def test_exit_codes_are_0_for_clean_1_for_findings_2_for_usage(penstock: Run, tm
         assert ended.code == code, (arguments, ended.err)
 
 
-def test_json_and_page_say_the_same_and_the_page_needs_no_network(penstock: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_json_and_page_say_the_same_and_the_page_needs_no_network(penstock: Run, tmp_path: Path) -> None:
     path = write(tmp_path / "d", "t<b>-0", 0, [batch(0), batch(10), batch(20)])
     flip(path, len(batch(0)) + 90)
     page_path = tmp_path / "audit.html"
@@ -97,7 +97,7 @@ def test_spark_finds_what_threads_find(spark: SparkSession, tmp_path: Path) -> N
     assert not with_spark.is_clean
 
 
-def test_the_page_about_audits_names_every_kind_and_options_that_exist(penstock: Run) -> None:  # noqa: F811
+def test_the_page_about_audits_names_every_kind_and_options_that_exist(penstock: Run) -> None:
     import re
 
     from penstock.spark.audit.facts import KINDS

@@ -18,7 +18,7 @@ from penstock.imports.engine import LocalEngine
 from penstock.records.builder import NewRecord, build_batch
 from penstock.spark.audit.job import AuditRequest, audit
 from penstock.spark.audit.report import AuditReport, partition_row
-from tests.cli.conftest import Run, penstock  # noqa: F401 - a fixture
+from tests.cli.conftest import Run
 from tests.spark.audit.logs import TIME, counts
 
 COUNT = 9_000
@@ -56,7 +56,7 @@ def _record(number: int) -> NewRecord:
 
 
 @pytest.fixture
-def table(penstock: Run, broker: Broker, tmp_path: Path) -> Path:  # noqa: F811
+def table(penstock: Run, broker: Broker, tmp_path: Path) -> Path:
     path = tmp_path / "lake" / "orders"
     ended = penstock("archive", "run", "orders", "--to", str(path), "--engine", "local", "-b", broker.bootstrap)
     assert ended.code == 0, ended.err
@@ -154,7 +154,7 @@ def test_a_folder_of_parquet_files_is_a_table_too(broker: Broker, table: Path, t
 def test_the_command_compares_and_names_a_topic_that_is_not_there(
     penstock: Run,
     broker: Broker,
-    table: Path,  # noqa: F811
+    table: Path,
 ) -> None:
     arguments = ("logs", "audit", "--table", str(table), "-b", broker.bootstrap, "--engine", "local")
     assert penstock(*arguments).code == 0
