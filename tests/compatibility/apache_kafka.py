@@ -63,7 +63,8 @@ class ApacheKafka:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # one that began with a dash would be taken for an option
+        cluster_id = urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
         formatted = subprocess.run(
             [*self._java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._config)],
             capture_output=True,

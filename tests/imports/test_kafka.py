@@ -67,7 +67,7 @@ def _producer(address: str, **settings: object) -> Any:
 
 def _fill(address: str) -> None:
     for at, codec in enumerate(CODECS):
-        producer = _producer(address, **{"compression.type": codec})
+        producer = _producer(address, **{"compression.type": codec, "enable.idempotence": True})
         for number in range(RECORDS):
             producer.produce(
                 "packed",
@@ -202,6 +202,7 @@ def test_into_a_running_broker_only_committed_records_come_and_commits_are_trans
     assert {batch.compression for batch in whole_batches(fetched.records)} == {0, 1, 2, 3, 4}
     stamped = read_all(client, "moved-stamped", 0, 0, len(CODECS))
     assert _bare(stamped) == _bare(original["stamped-0"])
+    assert client.list_offsets({("moved-sold", 0): LATEST}).popitem()[1].offset == 6
     sold = read_all(client, "moved-sold", 0, 0, 6)
     assert [record.value for record in sold] == [b"commit %d" % n for n in (0, 1, 2)] * 2
     late = read_all(client, "moved-late", 0, 0, 15)

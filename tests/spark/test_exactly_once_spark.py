@@ -31,7 +31,7 @@ from tests.spark.sink_cluster import records
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RUN_S_MAX = 100
+RUN_S_MAX = 140
 TASKS = 3
 MOMENTS = (
     "a task has written its rows",
@@ -43,7 +43,7 @@ MOMENTS = (
 )
 
 pytestmark = [
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     # py4j leaves its sockets to the collector
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -78,13 +78,12 @@ def run(
         flows = _chosen(pipeline, flow, available_now=available_now)
         view = JsonLines(pipeline.name) if as_json or not sys.stdout.isatty() else LiveTable(pipeline.name, flows)
         try:
-            from penstock.spark.pipeline.supervision import Supervisor, close_session
-            from penstock.spark.session import open_session
+            from penstock.spark.pipeline.supervision import Supervisor, close_session, open_for
 
-            spark = open_session(f"penstock {pipeline.name}", master or pipeline.master, pipeline.settings)
+            spark = open_for(pipeline, master)
         except ModuleNotFoundError as error:
             raise Failed(f"{error.name} is not installed: pip install 'penstock[spark]'") from None
-        except NoJava as error:
+        except (NoJava, PipelineFailed) as error:
             raise Failed(str(error)) from None
         # the session took Ctrl-C for itself, and what its JVM has to say about failures the view says in a line
         signal.signal(signal.SIGINT, stop.ask)

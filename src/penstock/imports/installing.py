@@ -35,6 +35,7 @@ def install(data_dir: Path, logs: Sequence[Staged], topic_ids: dict[str, uuid.UU
     try:
         states = {log.name: _state(log, topic_ids[log.name]) for log in logs}
         _raise_number(disk, data_dir / _LEADER_EPOCH, max(log.leader_epoch for log in logs) + 1)
+        _raise_number(disk, data_dir / _PRODUCER_IDS, max(log.producer_id_max for log in logs) + 1)
         marker = _read(disk, data_dir / _CLEAN_STOP, dict[str, LogState])
         bounds = _read(disk, data_dir / _CHECKPOINT, dict[str, LogBounds])
         if bounds is None:

@@ -53,7 +53,7 @@ class Transactions:
         for producer_id, first_offset, last_offset in self.aborted:
             hidden.setdefault(producer_id, []).append((first_offset, last_offset))
         for producer_id, _, first_offset in self.open.values():
-            pass
+            hidden.setdefault(producer_id, []).append((first_offset, 1 << 63))
         for batch in batches:
             if batch.is_control:
                 continue

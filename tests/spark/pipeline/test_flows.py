@@ -231,12 +231,12 @@ def test_a_broker_that_is_not_there_is_one_line_for_each_try(run: Run, write: Wr
         brokers: 127.0.0.1:1
         topic_options: {kafka.default.api.timeout.ms: 500}
         checkpoint: state
-        restarts: {max: 1, backoff: 10 ms}
+        restarts: {max: 2, backoff: 10 ms}
         sources: {lost: {topic: lost}}
         flows: {out: {from: lost, to: {console: true}}}
         """
     )
-    with pytest.raises(PipelineFailed, match=r"^flows.out failed 2 times in a row: .*127.0.0.1:1") as failed:
+    with pytest.raises(PipelineFailed, match=r"^flows.out failed 3 times in a row: .*127.0.0.1:1") as failed:
         run(file)
     assert "\n" not in str(failed.value)
 

@@ -64,6 +64,13 @@ def test_offsets_that_are_not_of_topics_are_none(offset: Any) -> None:
             "worker: Traceback (most recent call last):\n  File y\nmy.module.OddError: what now\n\n",
             "OddError: what now",
         ),
+        (
+            (
+                "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n"
+                ": org.apache.spark.SparkException: Could not parse Master URL: 'x'\n\tat org.apache"
+            ),
+            "Could not parse Master URL: 'x'",
+        ),
         ("x" * 9_000, "x" * (LENGTH_MAX - 3) + "..."),
         ("", "RuntimeError"),
     ],

@@ -10,6 +10,8 @@ _CONDITION = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 _STATE = re.compile(r"\s*SQLSTATE: \w{5}")
 _STREAM = re.compile(r"^\s*(?:Query \[id = [^\]]*\]\s*)?terminated with exception:\s*")
 _RAISED = re.compile(r"^\s*(?:[\w.]+\.)?([A-Za-z_]\w*(?:Error|Exception|Failed|Lost|Warning)): (.+)$", re.MULTILINE)
+_JAVA = re.compile(r"^: (?:[\w.$]+(?:Exception|Error): )?(.+)$", re.MULTILINE)
+"""What py4j puts on its second line."""
 _TELLING: Final = ("SourceError", "SinkError", "DataLost", "PipelineFailed", "KafkaError")
 """Exceptions of this package: their text is all there is to say."""
 
@@ -21,6 +23,9 @@ def one_line(error: BaseException) -> str:
         raised = _RAISED.findall(text.partition("Traceback (most recent call last)")[2])
         if raised:
             return _short(_of_python(raised))
+    java = _JAVA.search(text) if text.startswith("An error occurred while calling") else None
+    if java is not None:
+        text = java[1]
     # a plan follows below; what is above it may take several lines
     lines = text.split("\n== ")[0].split("\n=== ")[0].splitlines()
     first = lines[0] if lines else type(error).__name__

@@ -23,6 +23,7 @@ from penstock.spark.pipeline.declaration import AnyFlow, Pipeline
 from penstock.spark.pipeline.failures import one_line
 from penstock.spark.pipeline.problems import InvalidPipeline, PipelineFailed
 from penstock.spark.pipeline.progress import Event, FlowEnded, FlowRestarting, FlowStarted, batch_done
+from penstock.spark.session import open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -158,6 +159,14 @@ class _Run:
         if self.goes_on:
             self.goes_on = False
             self._tell(FlowEnded(self._flow.name, "stopped", None))
+
+
+def open_for(pipeline: Pipeline, master: str | None = None) -> SparkSession:
+    """Spark as the file wants it; raises PipelineFailed or NoJava."""
+    try:
+        return open_session(f"penstock {pipeline.name}", master or pipeline.master, pipeline.settings)
+    except (PySparkException, Py4JError) as error:
+        raise PipelineFailed(f"Spark does not start: {one_line(error)}") from None
 
 
 def close_session(spark: SparkSession) -> None:
