@@ -109,7 +109,8 @@ class KillStream:
                 self._until(output, output.count + 1)
                 # the one place where time itself is the point: the blow falls at no particular moment
                 stopping.wait(self._dice.uniform(*KILL_AFTER_S))
-                self._kill(victim)
+                while not self._kill(victim):
+                    self._until(output, output.count + 1)
             self._until(output, output.count + 1)
             stopping.set()
             writer.join(WAIT_S)
@@ -179,20 +180,19 @@ class KillStream:
 
     # ------------------------------------------------------------------------------------------------ killing
 
-    def _kill(self, victim: str) -> None:
-        assert self._process is not None
+    def _kill(self, victim: str) -> bool:
+        """False when it is not there: it ended a moment ago, with what was killed before."""
         if victim == "broker":
             self._broker.kill()
             self._broker.restart()
         else:
             pids = {"driver": self._java, "worker": self._workers}[victim]()
-            if not pids:
-                # it ended by itself just now, with what was killed before
-                self._kills["none"] += 1
-                return
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.kill(self._dice.choice(pids), signal.SIGKILL)
+            except (IndexError, ProcessLookupError):
+                return False
         self._kills[victim] += 1
+        return True
 
     def _java(self) -> list[int]:
         assert self._process is not None

@@ -85,7 +85,7 @@ def _engine(name: EngineName | None, master: str) -> Engine:
         raise Failed("--engine spark needs pyspark: pip install 'penstock[spark]', or use --engine local")
     from penstock.spark.session import open_session
 
-    return SparkEngine(open_session("penstock-archive", master))
+    return SparkEngine(lambda: open_session("penstock-archive", master))
 
 
 def _duration_s(text: str, option: str) -> float:
@@ -217,7 +217,7 @@ def _follow(table: Table, archiver: Archiver, steps: Iterator[Step], *, compact:
     for step in steps:
         rows, files = rows + step.rows, files + step.files
         size, unreadable = size + step.bytes, unreadable + step.unreadable
-        bad = f", {step.unreadable:,} of them with an _error" if step.unreadable else ""
+        bad = f" ({step.unreadable:,} with an _error)" if step.unreadable else ""
         note(
             f"archived {counted(step.rows, 'record')}{bad} to {counted(step.files, 'file')}, "
             f"{_size(step.bytes)}, in {step.seconds:.1f} s; lag {step.lag:,}"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def test_spark_archives_and_merges_what_spark_reads_again(
     spark: SparkSession, topic: Topic, tmp_path: Path, format_: str
 ) -> None:
-    engine = SparkEngine(spark)
+    engine = SparkEngine(lambda: spark)
     value = ValueSettings(Values.JSON)
     topic.fill(100)
     archive(topic, tmp_path / "table", format_, engine=engine, value=value)
@@ -45,7 +45,7 @@ def test_spark_archives_and_merges_what_spark_reads_again(
 
 
 def test_what_a_task_cannot_do_comes_back_as_one_line(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
-    engine = SparkEngine(spark)
+    engine = SparkEngine(lambda: spark)
     topic.fill(5)
     place = place_of(str(tmp_path))
     task = ArchiveRange(place, topic.settings, topic.name, OffsetRange(0, 0, 5), Bucketing.DAY, ValueSettings(), {}, {})
@@ -77,4 +77,4 @@ def test_a_table_in_memory_is_not_given_to_other_processes(spark: SparkSession, 
     pytest.importorskip("fsspec")
     table = made(topic, f"memory://spark/{topic.name}")
     with pytest.raises(ArchiveError, match="use --engine local"):
-        Archiver(topic.settings, table, SparkEngine(spark))
+        Archiver(topic.settings, table, SparkEngine(lambda: spark))

@@ -144,6 +144,8 @@ class Archiver:
     def _planned(self, state: State, ends: Mapping[int, int]) -> Plan | None:
         starts = self._listed(EARLIEST, sorted(ends))
         backlogs = self._backlogs(state, starts, ends)
+        if not backlogs:
+            return None
         made = plan(
             state.offsets,
             backlogs,
@@ -152,8 +154,6 @@ class Archiver:
             file_bytes=self._pace.file_bytes,
             records_max=self._pace.commit_records_max,
         )
-        if not made.ranges:
-            return None
         self._table.place.write(PLAN, msgspec.json.encode(made))
         return made
 

@@ -8,9 +8,10 @@ again; one whose worker died is.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
@@ -64,12 +65,16 @@ class LocalEngine:
 
 
 class SparkEngine:
-    """Any Spark session; the workers need Penstock installed, as the driver has it."""
+    """Any Spark session, opened when there is work for it; the workers need Penstock installed, as the driver has it."""
 
     is_one_process = False
 
-    def __init__(self, session: SparkSession) -> None:
-        self._session = session
+    def __init__(self, session: Callable[[], SparkSession]) -> None:
+        self._open = session
+
+    @functools.cached_property
+    def _session(self) -> SparkSession:
+        return self._open()
 
     @property
     def workers(self) -> int:
