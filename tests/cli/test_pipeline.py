@@ -92,6 +92,13 @@ def test_a_flow_that_the_file_does_not_have_is_named_with_the_nearest(penstock: 
     assert (ended.code, ended.err) == (2, "penstock: p.yaml has no flow evn; did you mean even?\n")
 
 
+def test_a_master_that_is_none_is_one_line(penstock: Run, tmp_path: Path) -> None:
+    write(tmp_path)
+    ended = penstock("pipeline", "run", "p.yaml", "--master", "nonsense")
+    assert (ended.code, ended.out) == (2, b"")
+    assert ended.err.startswith("penstock: --master 'nonsense' is not local[N], ")
+
+
 def test_status_before_the_first_run(penstock: Run, tmp_path: Path) -> None:
     write(tmp_path)
     ended = penstock("pipeline", "status", "p.yaml", "--flow", "even")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from penstock import Broker
 from penstock.client.kafka import EARLIEST, LATEST, KafkaClient
 from penstock.imports.run import Import, ImportRequest, OpenBroker
+from penstock.records.batch import whole_batches
 from penstock.records.builder import NewRecord, build_batch
 from tests.imports.conftest import read_all
 from tests.imports.directories import rustlog_log, rustlog_record
@@ -78,3 +80,22 @@ def test_other_topics_of_the_directory_are_left_as_they_are(tmp_path: Path) -> N
         assert client.fetch_offsets("g").popitem()[1].offset == 1
         assert len(read_all(client, "orders", 0, 0, COUNT)) == COUNT
         assert "recovered" not in broker.log
+
+
+def test_producers_and_epochs_that_come_later_are_above_all_that_came_over(tmp_path: Path) -> None:
+    """The logs remember old producers: a new one with the number of an old one would be told that its batch is a copy."""
+    root, data_dir = tmp_path / "source", tmp_path / "data"
+    (root / "t-0").mkdir(parents=True)
+    now_ms = int(time.time() * 1000)
+    old = {"producer_id": 50_000, "producer_epoch": 0, "base_sequence": 0}
+    batch = build_batch([NewRecord(now_ms, None, b"old")], leader_epoch=7, **old)
+    (root / "t-0" / f"{0:020d}.log").write_bytes(batch)
+    Import(ImportRequest("kafka", root)).into_directory(data_dir, opener(data_dir))
+    with Broker(data_dir) as broker, KafkaClient(broker.bootstrap) as client:
+        (states,) = client.describe_producers([("t", 0)]).values()
+        assert [state.producer_id for state in states] == [50_000]
+        assert client.init_producer_id().producer_id > 50_000
+        client.produce({("t", 0): build_batch([NewRecord(now_ms, None, b"new")])})
+        for offset, epoch in ((0, 7), (1, 8)):
+            (fetched,) = client.fetch({("t", 0): offset}).values()
+            assert next(whole_batches(fetched.records)).leader_epoch == epoch

@@ -143,11 +143,6 @@ def _bare(records: list[Record]) -> list[tuple[Any, ...]]:
     return [tuple(record)[1:] for record in records]
 
 
-def _producer_id_max(root: Path) -> int:
-    partitions = kafka.find(root).partitions
-    return max(batch.producer_id for partition in partitions for batch in kafka.batches(partition, Findings()))
-
-
 @pytest.fixture(scope="session")
 def original(kafka_directory: Path) -> dict[str, list[Record]]:
     """The records as they lie in Kafka's own files."""
@@ -186,12 +181,6 @@ def test_a_directory_comes_over_with_offsets_epochs_transactions_and_commits(
             ("packed", 0): (150, "noted"),
             ("late", 0): (60, ""),
         }
-        # producers that come now are new ones: the logs remember the old
-        producer = client.init_producer_id()
-        assert producer.producer_id > _producer_id_max(source)
-        new = [NewRecord(TIME, None, b"new")]
-        batch = build_batch(new, producer_id=producer.producer_id, producer_epoch=0, base_sequence=0)
-        assert client.produce({("stamped", 0): batch}).popitem()[1].base_offset == len(CODECS)
 
 
 def test_into_a_running_broker_only_committed_records_come_and_commits_are_translated(

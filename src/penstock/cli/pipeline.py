@@ -72,7 +72,10 @@ def run(
     """
     from penstock.cli.pipeline_view import JsonLines, LiveTable
     from penstock.spark.java import NoJava
+    from penstock.spark.pipeline.reading import problem_with_master
 
+    if master is not None and (wrong := problem_with_master(master)) is not None:
+        raise Misused(f"--master {wrong}")
     with until_stopped() as stop:
         pipeline = _read(file)
         flows = _chosen(pipeline, flow, available_now=available_now)

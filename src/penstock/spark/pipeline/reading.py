@@ -45,10 +45,9 @@ def read_pipeline(file: Path, environment: Mapping[str, str] = os.environ) -> Pi
     keys.line = 1
     name = _label(keys, "name", file.stem)
     master = keys.text("master", "a Spark master") or MASTER
-    if _MASTER.fullmatch(master) is None:
-        keys.problem(
-            f"master = {master!r} is not local[N], spark://HOST:PORT, k8s://... or yarn", keys.line_of("master")
-        )
+    wrong = problem_with_master(master)
+    if wrong is not None:
+        keys.problem(f"master = {wrong}", keys.line_of("master"))
     settings = keys.plain("settings")
     for setting, scalar in settings.items():
         if not setting.startswith("spark."):
@@ -80,6 +79,11 @@ def read_pipeline(file: Path, environment: Mapping[str, str] = os.environ) -> Pi
     whole = _with_dead_letters(pipeline, shared, defaults, problems)
     problems.raise_if_any()
     return whole
+
+
+def problem_with_master(master: str) -> str | None:
+    """What is wrong with the name of a Spark master, or None."""
+    return None if _MASTER.fullmatch(master) else f"{master!r} is not local[N], spark://HOST:PORT, k8s://... or yarn"
 
 
 def _label(keys: Keys, key: str, default: str) -> str:
