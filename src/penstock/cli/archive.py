@@ -85,7 +85,9 @@ def _engine(name: EngineName | None, master: str) -> Engine:
         raise Failed("--engine spark needs pyspark: pip install 'penstock[spark]', or use --engine local")
     from penstock.spark.session import open_session
 
-    return SparkEngine(lambda: open_session("penstock-archive", master))
+    # Java only schedules here: its second compiler costs more than it gives.
+    settings = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+    return SparkEngine(lambda: open_session("penstock-archive", master, settings))
 
 
 def _duration_s(text: str, option: str) -> float:

@@ -40,8 +40,8 @@ class Listener(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     acks: Annotated[
         Literal["all", "leader", "none"] | None,
         Meta(
-            description="When a produce is answered, in dialects that cannot say: all, after it is flushed; leader, after "
-            "it is written; none, at once. Every one is answered. Not for kafka."
+            description="When a produce or an offset commit is answered, in dialects that cannot say: all, after it is "
+            "flushed; leader, after it is written; none, at once. Every one is answered. Not for kafka."
         ),
     ] = None
     creates_topics: Annotated[
