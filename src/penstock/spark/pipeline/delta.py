@@ -156,7 +156,7 @@ def _sql(name: str) -> str:
 
 
 def _marked(query: str, batch_id: int) -> Any:
-    """What makes a commit known as this batch. No retries: a commit that lost a race is looked at anew."""
+    """What makes a commit known as this batch; of two writers of one batch the second is refused."""
     from deltalake import CommitProperties, Transaction
 
     return CommitProperties(app_transactions=[Transaction(query, batch_id)])
