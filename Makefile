@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup
 	@scripts/setup
 	@touch $@
 
-demo: setup ## a million records in, kill -9, every one back
+demo: setup ## orders in by three protocols, revenue out by Spark, two kills, nothing lost
 	@$(BIN)/python examples/demo.py
 
 test: setup ## run the tests
