@@ -112,7 +112,8 @@ def test_transactions_of_both_versions(client: KafkaClient, version: int) -> Non
     assert found == [b"0", b"1", b"2"]
     assert named == aborted
     assert client.fetch_offsets(name) == {place: GroupOffset(2)}
-    assert client.describe_transaction(name).state == "CompleteCommit"
+    while client.describe_transaction(name).state != "CompleteCommit":
+        assert time.monotonic() < deadline
 
 
 def test_a_repeated_commit_is_no_error_and_an_older_instance_is_fenced(client: KafkaClient) -> None:
