@@ -71,6 +71,8 @@ if TYPE_CHECKING:
 _SEEN: dict[tuple[object, str], JournalState] = {}
 """What this process has read of journals, so that a task reads on from there."""
 _SEEN_MAX = 32
+KILLED_TASKS_S = 0.5
+"""How long a task that Spark kills may still write."""
 
 
 class Task(NamedTuple):
@@ -293,24 +295,32 @@ def _check_time(options: SinkOptions, task: Task, prepared: Iterable[Prepared]) 
         )
 
 
-def abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Spark gives the batch up: because a task failed, or because `commit` did. What is decided stays as it is."""
+def abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], query: str | None = None) -> None:
+    """Spark gives the batch up: because a task failed, or because `commit` did. What is decided stays as it is.
+
+    `query` is for writers that know it themselves: tasks that were killed leave an open transaction and no message.
+    """
     prepared = [message for message in messages if isinstance(message, Prepared)]
-    if not prepared:
+    if prepared:
+        query = prepared[0].task.query
+    if query is None:
         return
-    task = prepared[0].task
     decided: set[Opened] = set()
     # What cannot be aborted now ends by itself; why the batch failed must not be hidden behind that.
     with suppress(KafkaError, SinkError), KafkaClient(impatient(options)) as client:
-        if task.is_journaled:
-            decision = Journal(client, JournalState(task.query)).read_on().decision
-            if decision is not None and decision.batch == task.batch:
+        if prepared and prepared[0].task.is_journaled:
+            decision = Journal(client, JournalState(query)).read_on().decision
+            if decision is not None and decision.batch == prepared[0].task.batch:
                 decided = set(decision.opened.values())
         for one in prepared:
             if one.opened is not None and one.opened not in decided:
                 with suppress(KafkaError):
                     client.end_txn(*one.opened, commit=False)
-        fence(client, options, task.query, decided)
+        fence(client, options, query, decided)
+        if len(prepared) < len(messages):
+            # Spark kills the tasks that are left while it tells us: one of them may have begun just now.
+            time.sleep(KILLED_TASKS_S)
+            fence(client, options, query, decided)
 
 
 def _other_tasks(query: str, decision: Decision, tasks: str) -> SinkError:

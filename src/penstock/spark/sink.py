@@ -156,7 +156,8 @@ class ExactlyOnceBatchWriter(DataSourceArrowWriter):
             exactly_once.commit(self.options, messages)
 
     def abort(self, messages: Messages) -> None:
-        exactly_once.abort(self.options, messages)
+        # A named write may have been decided by a run before, which only its tasks' messages tell.
+        exactly_once.abort(self.options, messages, None if self.options.write_id else self.query)
 
 
 class ExactlyOnceStreamWriter(DataSourceStreamArrowWriter):
