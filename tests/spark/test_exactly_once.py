@@ -267,6 +267,14 @@ def test_what_is_not_decided_is_aborted_at_once_when_spark_gives_the_batch_up(si
     assert sink.values() == Counter()
 
 
+def test_a_batch_write_whose_tasks_were_all_killed_leaves_nothing_open(sink: Sink) -> None:
+    write(sink.options, sink.task(0, 0), rows(b"killed before it could say so"))
+    assert sink.is_held_open()
+    abort(sink.options, [None, None], sink.query)
+    eventually(lambda: not sink.is_held_open())
+    assert sink.values() == Counter()
+
+
 def test_a_driver_that_was_thought_dead_cannot_double_a_batch(sink: Sink) -> None:
     old = write(sink.options, sink.task(0, 0, 1), rows(b"a"))
     new = write(sink.options, sink.task(0, 0), rows(b"a"))
