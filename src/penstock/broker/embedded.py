@@ -96,7 +96,11 @@ class EmbeddedEngine:
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="penstock-read")
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._flusher = Flusher(
-            directory.disk, settings.flush_threads, self._loop.call_soon_threadsafe, self._log_flushed
+            directory.disk,
+            settings.flush_threads,
+            self._loop.call_soon_threadsafe,
+            self._log_flushed,
+            directory.shared_sync,
         )
         self._by_log: dict[PartitionLog, Partition] = {}
         self._reads = Reads(self._loop, self._find, self._readers, directory.disk)

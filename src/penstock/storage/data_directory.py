@@ -31,6 +31,7 @@ from penstock.storage.files import ChecksumMismatch, DirectoryLock, Disk, FileCa
 from penstock.storage.log import PartitionLog
 from penstock.storage.recovery import UNKNOWN, LogBounds, LogState, RecoveryReport, open_log
 from penstock.storage.segment import Segment
+from penstock.storage.shared_sync import SharedSync, shared_sync
 
 _TRASH = ".trash"
 _FLUSH_THREADS = 8
@@ -54,6 +55,8 @@ class DataDirectory:
             self._lock = DirectoryLock(path / ".lock")
         except OSError as error:
             raise StartError(f"data directory {path} cannot be used: {error.strerror or error}") from error
+        self.shared_sync: SharedSync | None = shared_sync(path) if disk is None else None
+        """Opened before anything is written. A disk of the caller's own syncs every file by itself."""
         self._trash_lock = threading.Lock()
         self._offline: dict[str, LogBounds] = {}
         """Logs that are not served: what is known of them is kept for the next start."""
@@ -68,7 +71,7 @@ class DataDirectory:
             self.disk.remove(path / "clean-stop")
             self.disk.sync_directory(path)
         except BaseException as error:
-            self._lock.release()
+            self._release()
             if isinstance(error, OSError):
                 raise StartError(f"data directory {path} cannot be used: {error.strerror or error}") from error
             raise
@@ -158,7 +161,12 @@ class DataDirectory:
             if clean:
                 self._close_logs(list(logs))
         finally:
-            self._lock.release()
+            self._release()
+
+    def _release(self) -> None:
+        if self.shared_sync is not None:
+            self.shared_sync.close()
+        self._lock.release()
 
     def _close_logs(self, logs: list[PartitionLog]) -> None:
         self.flush(logs)

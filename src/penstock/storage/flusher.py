@@ -1,8 +1,11 @@
 """The flusher: makes appended bytes survive a power cut, with group commit that needs no timer.
 
 On the loop, `request(log)` starts a flush of a log unless one is under way; when it ends, everything appended in the
-meantime is flushed next, in one go. Threads do nothing but fdatasync, which holds no GIL; they take jobs from a queue and
-hand them back through the loop. Several threads, because file systems commit the journals of several files together.
+meantime is flushed next, in one go. Threads do nothing but sync, which holds no GIL; they take jobs from a queue and hand
+them back through the loop.
+
+A few logs at a time are synced side by side, a file each. When more come meanwhile they wait, and are then made safe by one
+sync together, where the file system allows it (`shared_sync`); the next ones wait for that.
 """
 
 from __future__ import annotations
@@ -14,6 +17,12 @@ from collections.abc import Callable
 
 from penstock.storage.files import Disk
 from penstock.storage.log import FlushJob, PartitionLog
+from penstock.storage.shared_sync import SharedSync
+
+ALONE_MAX = 2
+"""Logs synced side by side before further ones wait to be synced together."""
+TOGETHER_MIN = 3
+"""Fewer waiting logs than this are synced side by side."""
 
 
 class Flusher:
@@ -23,12 +32,18 @@ class Flusher:
         threads: int,
         call_on_loop: Callable[[Callable[[], None]], object],
         on_flushed: Callable[[PartitionLog], None],
+        shared: SharedSync | None = None,
     ) -> None:
         self._disk = disk
         self._call_on_loop = call_on_loop
         self._on_flushed = on_flushed
-        self._jobs: queue.SimpleQueue[FlushJob | None] = queue.SimpleQueue()
-        self._done: deque[FlushJob] = deque()
+        self._shared = shared
+        self._jobs: queue.SimpleQueue[list[FlushJob] | None] = queue.SimpleQueue()
+        self._alone = 0
+        self._together = False
+        self._waiting: list[FlushJob] = []
+        """Only while some are under way; their end starts these."""
+        self._done: deque[list[FlushJob]] = deque()
         self._notified = False
         self._stopping = False
         self._threads = [
@@ -39,14 +54,42 @@ class Flusher:
 
     def request(self, log: PartitionLog) -> None:
         job = log.begin_flush()
-        if job is not None:
-            self._jobs.put(job)
-        elif log.failure is not None:
-            self._on_flushed(log)
+        if job is None:
+            if log.failure is not None:
+                self._on_flushed(log)
+        elif self._may_wait(job):
+            self._waiting.append(job)
+        else:
+            self._start_alone(job)
+
+    def _may_wait(self, job: FlushJob) -> bool:
+        if self._shared is None or not (self._together or self._alone >= ALONE_MAX):
+            return False
+        # new names, and what a recovery found, are synced by the files' own descriptors: those know of older errors
+        return job.directory is None and self._shared.worthwhile()
+
+    def _start_alone(self, job: FlushJob) -> None:
+        self._alone += 1
+        self._jobs.put([job])
+
+    def _start_waiting(self) -> None:
+        waiting = self._waiting
+        if not waiting or self._together:
+            return
+        self._waiting = []
+        if len(waiting) >= TOGETHER_MIN:
+            self._together = True
+            self._jobs.put(waiting)
+        else:
+            for job in waiting:
+                self._start_alone(job)
 
     def stop(self) -> None:
         """Let what is queued finish, then end the threads. What was appended since is for the caller to flush."""
         self._stopping = True
+        for job in self._waiting:
+            self._start_alone(job)
+        self._waiting = []
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -54,10 +97,13 @@ class Flusher:
         self._finish()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job.run(self._disk)
-            self._done.append(job)
-            job = None  # its files may close now, not when the next job comes
+        while (jobs := self._jobs.get()) is not None:
+            if self._shared is not None and len(jobs) > 1:
+                self._shared.run(jobs, self._disk)
+            else:
+                jobs[0].run(self._disk)
+            self._done.append(jobs)
+            jobs = None  # their files may close now, not when the next jobs come
             if not self._notified:
                 self._notified = True
                 try:
@@ -69,9 +115,15 @@ class Flusher:
         self._notified = False
         done = self._done
         while done:
-            job = done.popleft()
-            log = job.log
-            log.end_flush(job)
-            self._on_flushed(log)
-            if log.dirty and log.failure is None and not self._stopping:
-                self.request(log)
+            jobs = done.popleft()
+            if len(jobs) > 1:
+                self._together = False
+            else:
+                self._alone -= 1
+            for job in jobs:
+                log = job.log
+                log.end_flush(job)
+                self._on_flushed(log)
+                if log.dirty and log.failure is None and not self._stopping:
+                    self.request(log)
+        self._start_waiting()

@@ -7,9 +7,13 @@ files in a way of its own. `shortfalls` says in words what is missing; the broke
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 
 Buffer = bytes | bytearray | memoryview
@@ -21,6 +25,8 @@ except ImportError:
     fcntl = None
 
 OPEN_FLAGS: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if sys.platform == "linux" else None
 
 _pointer = threading.Lock()
 """Without positional calls all readers and writers take turns: a file has one pointer, and threads share the file."""
@@ -58,6 +64,46 @@ write_at: Callable[[int, Buffer, int], int] = getattr(os, "pwrite", _seek_and_wr
 write_all_at: Callable[[int, Sequence[Buffer], int], int] = getattr(os, "pwritev", _join_and_write)
 sync: Callable[[int], None] = _sync()
 """Make a file's bytes and size survive a power cut."""
+
+
+def has_sync_file_system(kernel_min: tuple[int, int]) -> bool:
+    """Whether this is a Linux of at least that version: an older one syncs too, but keeps the errors to itself."""
+    if _syncfs is None:
+        return False
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return version is not None and (int(version[1]), int(version[2])) >= kernel_min
+
+
+def sync_file_system(fd: int, /) -> None:
+    """Make everything safe that was written to the file system of `fd`; other threads run meanwhile."""
+    assert _syncfs is not None
+    if _syncfs(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def file_system_of(path: Path) -> str | None:
+    """The kind of file system that `path` is on, by Linux's table of mounts; None when it is not there."""
+    device = path.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        place, _, kind = line.partition(" - ")
+        if place.split(" ", 3)[2] == wanted:
+            return kind.split(" ", 1)[0]
+    return None
+
+
+def unwritten_bytes() -> int:
+    """What all programs of this machine wrote and Linux has not yet brought to its disks."""
+    with open("/proc/meminfo", "rb") as table:
+        for line in table:
+            if line.startswith(b"Dirty:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def lock(fd: int) -> None:
