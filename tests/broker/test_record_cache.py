@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.record_cache import DecodedBatch, RecordCache
-from penstock.records.batch import Batch, BatchError
+from penstock.broker.record_cache import DECODED_RECORDS_MAX, DecodedBatch, RecordCache
+from penstock.records.batch import CRC_OFFSET, CRC_START, Batch, BatchError
 from penstock.records.builder import NewRecord, build_batch, rebuild_batch
 from penstock.records.compression import Codec
 from penstock.records.record import read_records
@@ -43,9 +44,11 @@ def test_a_batch_that_was_cleaned_gives_what_is_left_of_it(values: list[bytes | 
     assert list(decoded.from_offset(offset)) == [record for record in kept if record.offset >= offset]
 
 
-def test_a_batch_whose_records_are_cut_off_is_an_error_wherever_reading_begins() -> None:
-    whole = bytearray(batch_of([b"a" * 10] * 5).view)
-    whole[61 + 17 * 2] = 0x7E  # the third record says that it is longer than all that is there
+@pytest.mark.parametrize("count", [5, DECODED_RECORDS_MAX + 1])
+def test_a_batch_whose_records_are_cut_off_is_an_error_wherever_reading_begins(count: int) -> None:
+    whole = bytearray(batch_of([b"a" * 10] * count).view)
+    whole[-17:-16] = b"\x7e"  # the last record says that it is longer than all that is there
+    whole[CRC_OFFSET:CRC_START] = crc32c(whole[CRC_START:]).to_bytes(4, "big")
     decoded = DecodedBatch(Batch(memoryview(whole)))
     with pytest.raises(BatchError):
         list(decoded.from_offset(BASE + 4))
@@ -81,3 +84,34 @@ def test_what_was_not_read_for_longest_goes_when_the_bound_is_reached() -> None:
     cache.put(segment, DecodedBatch(batch_of([b"x" * 1_000], base_offset=3)))
     assert [offset for offset in range(4) if cache.find(segment, offset)] == [0, 2, 3]
     assert len(cache) == 3
+    for base_offset in range(4, 50):  # all that are there were read; the new one stays all the same
+        cache.put(segment, DecodedBatch(batch_of([b"x" * 1_000], base_offset=base_offset)))
+        assert cache.find(segment, base_offset) is not None
+        assert len(cache) == 3
+
+
+def test_a_batch_larger_than_the_bound_is_there_alone() -> None:
+    segment = object()
+    cache = RecordCache(bytes_max=1_000)
+    for base_offset in (0, 1, 0):
+        cache.put(segment, DecodedBatch(batch_of([b"x" * 5_000], base_offset=base_offset)))
+        assert cache.find(segment, base_offset) is not None
+        assert len(cache) == 1
+
+
+def test_a_batch_that_is_not_what_was_written_is_refused() -> None:
+    data = bytearray(batch_of([b"value"] * 3).view)
+    data[-2] ^= 1
+    with pytest.raises(BatchError, match="checksum"):
+        DecodedBatch(Batch(memoryview(data)))
+
+
+@pytest.mark.parametrize("count", [1, 10, DECODED_RECORDS_MAX, DECODED_RECORDS_MAX + 1])
+def test_a_record_is_read_alone_as_it_is_in_the_row(count: int) -> None:
+    batch = batch_of([b"%d" % n for n in range(count)])
+    row = list(read_records(batch))
+    decoded = DecodedBatch(batch)
+    for _ in range(2):
+        assert [decoded.record_at(record.offset) for record in row] == row
+        assert decoded.record_at(row[0].offset - 5) == row[0]
+        assert decoded.record_at(row[-1].offset + 1) is None

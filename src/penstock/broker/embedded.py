@@ -26,7 +26,6 @@ from penstock.broker.engine import (
     NewTopic,
     OffsetFound,
     PartitionInfo,
-    RecordsRead,
     RunAppended,
     TopicInfo,
     TopicResult,
@@ -105,7 +104,8 @@ class EmbeddedEngine:
         self._by_log: dict[PartitionLog, Partition] = {}
         self._reads = Reads(self._loop, self._find, self._readers, directory.disk)
         self.read = self._reads.read
-        self._record_reads = RecordReads(self._loop, self._reads, self._readers)
+        self._record_reads = RecordReads(self._loop, self._reads, self._readers, self._partitions)
+        self.read_records = self._record_reads.read
         self._producer_ids = ProducerIds(directory)
         self._producer_ids_lock = asyncio.Lock()
         self._internal_lock = asyncio.Lock()
@@ -300,13 +300,6 @@ class EmbeddedEngine:
             refused = self._refused(topic, found)
             return RunAppended(refused.fault, text=refused.text or refused.fault.value)
         return runs.append_new(found, records, acks, compression, time.time_ns() // 1_000_000)
-
-    def read_records(
-        self, topic: str, partition: int, offset: int, max_records: int, max_bytes: int, max_wait_ms: int = 0
-    ) -> RecordsRead | Pending[RecordsRead]:
-        return self._record_reads.read(
-            self._partitions.get((topic, partition)), offset, max_records, max_bytes, max_wait_ms
-        )
 
     def list_offset(
         self, topic: str, partition: int, timestamp: int, isolation: int, leader_epoch: int = -1

@@ -8,7 +8,7 @@ more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from penstock.broker.engine import Isolation, Read, ReadResult, RecordsRead
@@ -41,8 +41,15 @@ class _Slow(Exception):
 
 
 class RecordReads:
-    def __init__(self, loop: asyncio.AbstractEventLoop, reads: Reads, readers: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reads: Reads,
+        readers: ThreadPoolExecutor,
+        partitions: Mapping[tuple[str, int], Partition],
+    ) -> None:
         self._loop = loop
+        self._partitions = partitions
         self._reads = reads
         self._readers = readers
         self._cache = RecordCache()
@@ -50,14 +57,20 @@ class RecordReads:
         """Who waits for batches that a thread is unpacking."""
 
     def read(
-        self, partition: Partition | None, offset: int, max_records: int, max_bytes: int, max_wait_ms: int
+        self, topic: str, index: int, offset: int, max_records: int, max_bytes: int, max_wait_ms: int = 0
     ) -> RecordsRead | Pending[RecordsRead]:
+        partition = self._partitions.get((topic, index))
         if partition is None:
             return RecordsRead(Fault.UNKNOWN_TOPIC_OR_PARTITION)
         if max_records == 1 or max_bytes <= AT_HAND_BYTES_MAX:
             at_hand = self._at_hand(partition, offset, max_records, max_bytes)
             if at_hand is not None:
                 return at_hand
+        return self._read(partition, offset, max_records, max_bytes, max_wait_ms)
+
+    def _read(
+        self, partition: Partition, offset: int, max_records: int, max_bytes: int, max_wait_ms: int
+    ) -> RecordsRead | Pending[RecordsRead]:
         try:
             found = self._look(partition, offset, max_records, max_bytes)
         except (Cold, _Slow) as slow:
@@ -83,15 +96,24 @@ class RecordReads:
         batch = self._cache.find(segment, offset)
         if batch is None or batch.is_control or batch.is_transactional:
             return None
-        records: list[Record] = []
-        size = 0
-        for record in batch.from_offset(offset):
-            size += len(record.key or b"") + len(record.value or b"")
-            if records and size > max_bytes:
-                return RecordsRead(Fault.NONE, records, record.offset, log.log_start_offset, end)
-            records.append(record)
-            if size >= max_bytes or len(records) >= max_records:
-                return RecordsRead(Fault.NONE, records, record.offset + 1, log.log_start_offset, end)
+        start = log.log_start_offset
+        try:
+            first = batch.record_at(offset)
+            if first is None:
+                return None
+            if max_records == 1 or len(first.key or b"") + len(first.value or b"") >= max_bytes:
+                return RecordsRead(Fault.NONE, (first,), first.offset + 1, start, end)
+            records: list[Record] = []
+            size = 0
+            for record in batch.from_offset(offset):
+                size += len(record.key or b"") + len(record.value or b"")
+                if records and size > max_bytes:
+                    return RecordsRead(Fault.NONE, records, record.offset, start, end)
+                records.append(record)
+                if size >= max_bytes or len(records) >= max_records:
+                    return RecordsRead(Fault.NONE, records, record.offset + 1, start, end)
+        except BatchError:
+            return RecordsRead(Fault.STORAGE_ERROR, (), offset, start, end)
         return None
 
     def _look(self, partition: Partition, offset: int, max_records: int, max_bytes: int) -> RecordsRead:
@@ -142,11 +164,25 @@ class RecordReads:
             if located is None:
                 return
             segment, place = located
-            for batch in self._span(segment, place.position):
+            span = self._decoded(segment, place.position)
+            # whoever begins at the first record of a batch walks the log: all that the read brought is kept at once
+            for batch in list(span) if offset == place.base_offset else span:
+                yield batch
+                offset = batch.last_offset + 1
+
+    def _decoded(self, segment: Segment, position: int) -> Iterator[DecodedBatch]:
+        """The batches that one read brings, at least one; they are in the cache then."""
+        first = True
+        for batch in self._span(segment, position):
+            try:
                 decoded = DecodedBatch(batch)
-                self._cache.put(segment, decoded)
-                yield decoded
-                offset = decoded.last_offset + 1
+            except BatchError:
+                if first:
+                    raise
+                return  # it is told to those who ask for it
+            self._cache.put(segment, decoded)
+            first = False
+            yield decoded
 
     @staticmethod
     def _span(segment: Segment, position: int) -> Iterator[Batch]:
@@ -187,7 +223,7 @@ class RecordReads:
         def go_on() -> None:
             if answer.done:
                 return
-            found = self.read(partition, offset, max_records, max_bytes, max_wait_ms)
+            found = self._read(partition, offset, max_records, max_bytes, max_wait_ms)
             if isinstance(found, Pending):
                 found.then(answer.complete)
             else:
@@ -238,7 +274,7 @@ class RecordReads:
         answer: Pending[RecordsRead] = Pending(waited.abandon if isinstance(waited, Pending) else None)
 
         def came(_: list[ReadResult]) -> None:
-            found = self.read(partition, offset, max_records, max_bytes, 0)
+            found = self._read(partition, offset, max_records, max_bytes, 0)
             if isinstance(found, Pending):
                 found.then(answer.complete)
             else:

@@ -111,10 +111,7 @@ def batches_of(records: Sequence[Record], bytes_max: int, hard_bytes_max: int) -
         if taken and size + cost > bytes_max:
             break
         if not taken and cost > hard_bytes_max:
-            raise BrokerError(
-                Fault.MESSAGE_TOO_LARGE,
-                f"the record at offset {record.offset} has {len(message)} bytes, a frame holds {hard_bytes_max}",
-            )
+            raise _too_large(record, len(message), hard_bytes_max)
         if messages and record.offset != first + len(messages):
             batches.append(batch_of(first, messages))
             messages = []
@@ -126,6 +123,20 @@ def batches_of(records: Sequence[Record], bytes_max: int, hard_bytes_max: int) -
     if messages:
         batches.append(batch_of(first, messages))
     return batches, taken
+
+
+def batch_of_one(record: Record, hard_bytes_max: int) -> bytes:
+    """As `batches_of`, for what one who reads record by record gets."""
+    message = message_of(record)
+    size = len(message)
+    if size + _HEAD.size > hard_bytes_max:
+        raise _too_large(record, size, hard_bytes_max)
+    return _HEAD.pack(record.offset, 0, PLAIN, size) + message
+
+
+def _too_large(record: Record, size: int, hard_bytes_max: int) -> BrokerError:
+    text = f"the record at offset {record.offset} has {size} bytes, a frame holds {hard_bytes_max}"
+    return BrokerError(Fault.MESSAGE_TOO_LARGE, text)
 
 
 def batch_of(first_offset: int, messages: Sequence[bytes]) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker.engine import Isolation, OffsetFound, Read, RecordsRead
 from penstock.coordination.group_commands import FetchOffsets, FetchResult
-from penstock.dialects.flymq.batches import batches_of
+from penstock.dialects.flymq.batches import batch_of_one, batches_of
 from penstock.dialects.flymq.errors import check_group, checked
 from penstock.dialects.flymq.filters import SCANNED_BYTES_MAX, filter_of
 from penstock.dialects.flymq.turns import follow
@@ -20,6 +20,7 @@ from penstock.model.errors import BrokerError, Fault
 from penstock.model.pending import Pending
 
 if TYPE_CHECKING:
+    from penstock.broker.partition import Partition
     from penstock.dialects.flymq.service import FlyMQService
     from penstock.dialects.flymq.session import FlyMQSession
 
@@ -177,27 +178,33 @@ def api_fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> A
     topic = reader.string()
     partition, offset, bytes_max, bytes_min, wait_ms = reader.numbers(_API_FETCH)
     engine = service.engine
-    if engine.partition(topic, partition) is None:
+    there = engine.partition(topic, partition)
+    if there is None:
         raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION)
     hard_bytes_max = service.frame_bytes_max - ANSWER_OVERHEAD_BYTES
     bytes_max = max(1, min(bytes_max, hard_bytes_max))
-
-    def found(read: RecordsRead) -> bytes:
-        checked(read.fault)
-        batches, _ = batches_of(read.records, bytes_max, hard_bytes_max)
-        there = engine.partition(topic, partition)
-        high_watermark = read.high_watermark if there is None else there.high_watermark
-        return b"".join((_FETCHED.pack(high_watermark, len(batches)), *batches))
+    if bytes_min <= 0 or wait_ms <= 0:
+        read = engine.read_records(topic, partition, offset, API_FETCHED_RECORDS_MAX, bytes_max)
+        if isinstance(read, RecordsRead):
+            return _fetched(read, there, bytes_max, hard_bytes_max)
+        return follow(read, lambda read: _fetched(read, there, bytes_max, hard_bytes_max))
+    reads = [Read(topic, partition, offset, bytes_max)]
+    waited = engine.read(reads, bytes_max, bytes_min, min(wait_ms, WAIT_MS_MAX), Isolation.READ_COMMITTED)
 
     def look(_: Any) -> Any:
         read = engine.read_records(topic, partition, offset, API_FETCHED_RECORDS_MAX, bytes_max)
-        return follow(read, found) if isinstance(read, Pending) else found(read)
+        return follow(read, lambda read: _fetched(read, there, bytes_max, hard_bytes_max))
 
-    if bytes_min <= 0 or wait_ms <= 0:
-        return look(None)
-    reads = [Read(topic, partition, offset, bytes_max)]
-    waited = engine.read(reads, bytes_max, bytes_min, min(wait_ms, WAIT_MS_MAX), Isolation.READ_COMMITTED)
     return follow(waited, look)
+
+
+def _fetched(read: RecordsRead, there: Partition, bytes_max: int, hard_bytes_max: int) -> bytes:
+    checked(read.fault)
+    records = read.records
+    if len(records) == 1:
+        return _FETCHED.pack(there.high_watermark, 1) + batch_of_one(records[0], hard_bytes_max)
+    batches, _ = batches_of(records, bytes_max, hard_bytes_max)
+    return b"".join((_FETCHED.pack(there.high_watermark, len(batches)), *batches))
 
 
 def api_list_offsets(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
