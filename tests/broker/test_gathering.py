@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,24 @@ def test_bare_records_of_a_turn_become_one_batch_with_a_result_each(tmp_path: Pa
             RunAppended(Fault.NONE, 3, 1),
         ]
         assert await values(engine) == [(None, b"a"), (b"k", b"b"), (None, b"c"), (None, b"d")]
+
+    on_engine(tmp_path, body)
+
+
+def test_bare_records_of_a_turn_keep_their_own_times(tmp_path: Path) -> None:
+    async def body(engine: EmbeddedEngine, disk: CountingDisk) -> None:
+        before = disk.writes
+        now_ms = engine.now_ms()
+        stamps = [now_ms - 50, 0, now_ms + 7, now_ms + 2**60, now_ms - 50]
+        results = gathered(
+            engine, *(partial(engine.append_run, "t", 0, [b"v"], None, Acks.LEADER, stamp) for stamp in stamps)
+        )
+        assert disk.writes == before + 1
+        assert [result.fault for result in results] == [*[Fault.NONE] * 3, Fault.INVALID_TIMESTAMP, Fault.NONE]
+        found = await answer_of(engine.read_records("t", 0, 0, 10, 1 << 20))
+        first, unnamed, third, last = (record.timestamp for record in found.records)
+        assert (first, third, last) == (now_ms - 50, now_ms + 7, now_ms - 50)
+        assert now_ms <= unnamed <= engine.now_ms()
 
     on_engine(tmp_path, body)
 

@@ -282,15 +282,25 @@ class EmbeddedEngine:
         return Appended(Fault.INVALID_TOPIC, text=f"{topic} is written by the broker alone")
 
     def append_run(
-        self, topic: str, partition: int, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, acks: int
+        self,
+        topic: str,
+        partition: int,
+        values: Sequence[Bytes],
+        keys: Sequence[Bytes | None] | None,
+        acks: int,
+        timestamp_ms: int = 0,
     ) -> RunAppended | Pending[RunAppended]:
         found = self._partitions.get((topic, partition))
         if found is None or topic in INTERNAL_TOPICS:
             refused = self._refused(topic, found)
             return RunAppended(refused.fault, text=refused.text or refused.fault.value)
+        if timestamp_ms > 0:
+            refusal = found.timestamp_refusal(timestamp_ms, timestamp_ms, time.time_ns() // 1_000_000)
+            if refusal is not None:
+                return RunAppended(refusal.fault, text=refusal.text)
         if self._gathering.active and not found.config.compacts:  # there, one record can spoil a whole run
-            return self._gathering.add_run(found, values, keys, acks)
-        return runs.append_run(found, values, keys, acks, time.time_ns() // 1_000_000)
+            return self._gathering.add_run(found, values, keys, acks, timestamp_ms)
+        return runs.append_run(found, values, keys, acks, timestamp_ms, time.time_ns() // 1_000_000)
 
     def append_new(
         self, topic: str, partition: int, records: Sequence[NewRecord], acks: int, compression: int = 0
@@ -299,7 +309,12 @@ class EmbeddedEngine:
         if found is None or topic in INTERNAL_TOPICS:
             refused = self._refused(topic, found)
             return RunAppended(refused.fault, text=refused.text or refused.fault.value)
-        return runs.append_new(found, records, acks, compression, time.time_ns() // 1_000_000)
+        now_ms = time.time_ns() // 1_000_000
+        stamps = [record.timestamp for record in records]
+        refusal = found.timestamp_refusal(min(stamps), max(stamps), now_ms)
+        if refusal is not None:
+            return RunAppended(refusal.fault, text=refusal.text)
+        return runs.append_new(found, records, acks, compression, now_ms)
 
     def list_offset(
         self, topic: str, partition: int, timestamp: int, isolation: int, leader_epoch: int = -1

@@ -160,9 +160,16 @@ class Engine(Protocol):
         ...
 
     def append_run(
-        self, topic: str, partition: int, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, acks: int
+        self,
+        topic: str,
+        partition: int,
+        values: Sequence[Bytes],
+        keys: Sequence[Bytes | None] | None,
+        acks: int,
+        timestamp_ms: int = 0,
     ) -> RunAppended | Pending[RunAppended]:
-        """Append bare records with the current time, in order, in as few batches as they fit; one write, one flush.
+        """Append bare records of one time, in order, in as few batches as they fit; one write, one flush. A timestamp of 0
+        or less is the time of the append.
 
         The caller's own limit on a record rules, not max.message.bytes.
         """

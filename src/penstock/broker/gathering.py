@@ -18,6 +18,8 @@ from penstock.broker.engine import Acks, Appended, Bytes, RunAppended
 from penstock.broker.partition import Partition
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
+from penstock.records.builder import NewRecord
+from penstock.records.compression import Codec
 
 
 class _Batches(NamedTuple):
@@ -30,6 +32,7 @@ class _Run(NamedTuple):
     values: Sequence[Bytes]
     keys: Sequence[Bytes | None] | None
     acks: int
+    timestamp_ms: int
     pending: Pending[RunAppended]
 
 
@@ -53,10 +56,15 @@ class Gathering:
         return pending
 
     def add_run(
-        self, partition: Partition, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, acks: int
+        self,
+        partition: Partition,
+        values: Sequence[Bytes],
+        keys: Sequence[Bytes | None] | None,
+        acks: int,
+        timestamp_ms: int,
     ) -> Pending[RunAppended]:
         pending: Pending[RunAppended] = Pending()
-        added = _Run(values, keys, acks, pending)
+        added = _Run(values, keys, acks, timestamp_ms, pending)
         if partition in self._runs:
             self._runs[partition].append(added)
         else:
@@ -111,18 +119,11 @@ def _append_batches(partition: Partition, gathered: list[_Batches], now_ms: int)
 
 
 def _append_runs(partition: Partition, gathered: list[_Run], now_ms: int) -> None:
-    values: Sequence[Bytes]
-    keys: Sequence[Bytes | None] | None
-    if len(gathered) == 1:
-        values, keys = gathered[0].values, gathered[0].keys
-    else:
-        values = [value for run in gathered for value in run.values]
-        keys = None if all(run.keys is None for run in gathered) else [key for run in gathered for key in _keys(run)]
-    appended = runs.write_run(partition, values, keys, now_ms)
+    appended = _written_runs(partition, gathered, now_ms)
     durable = bool(appended.written) and partition.durable
     waiting: list[tuple[Pending[RunAppended], RunAppended]] = []
     start = 0
-    for own_values, _, acks, pending in gathered:
+    for own_values, _, acks, _, pending in gathered:
         result = _part(appended, start, len(own_values))
         start += len(own_values)
         if durable and result.written and (acks == Acks.ALL or partition.waits_always):
@@ -138,6 +139,22 @@ def _append_runs(partition: Partition, gathered: list[_Run], now_ms: int) -> Non
 
     if not partition.when_flushed(appended.base_offset + appended.written, flushed):
         flushed(Fault.NONE)
+
+
+def _written_runs(partition: Partition, gathered: list[_Run], now_ms: int) -> RunAppended:
+    first = gathered[0]
+    if len(gathered) == 1:
+        return runs.write_run(partition, first.values, first.keys, first.timestamp_ms, now_ms)
+    if any(run.timestamp_ms != first.timestamp_ms for run in gathered):
+        records = [
+            NewRecord(run.timestamp_ms if run.timestamp_ms > 0 else now_ms, key, value)
+            for run in gathered
+            for key, value in zip(_keys(run), run.values, strict=True)
+        ]
+        return runs.write_new(partition, records, Codec.NONE, now_ms)
+    values = [value for run in gathered for value in run.values]
+    keys = None if all(run.keys is None for run in gathered) else [key for run in gathered for key in _keys(run)]
+    return runs.write_run(partition, values, keys, first.timestamp_ms, now_ms)
 
 
 def _keys(run: _Run) -> Sequence[Bytes | None]:

@@ -242,11 +242,7 @@ class Partition:
         if self._stamps:
             batch.stamp(now_ms)
         elif batch.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
-            raise BrokerError(
-                Fault.INVALID_TIMESTAMP,
-                f"timestamp {batch.max_timestamp} is more than message.timestamp.after.max.ms = "
-                f"{config.message_timestamp_after_max_ms} after the broker's clock",
-            )
+            raise self._too_late(batch.max_timestamp)
         if self._looks_inside:
             self._check_records(batch, now_ms)
         return batch
@@ -260,14 +256,33 @@ class Partition:
                 if config.compacts and record.key is None:
                     raise BrokerError(Fault.INVALID_RECORD, "a record of a compacted topic needs a key", index)
                 if record.timestamp < oldest_ms and not config.has_log_append_time:
-                    raise BrokerError(
-                        Fault.INVALID_TIMESTAMP,
-                        f"timestamp {record.timestamp} is more than message.timestamp.before.max.ms = "
-                        f"{config.message_timestamp_before_max_ms} before the broker's clock",
-                        index,
-                    )
+                    raise self._too_early(record.timestamp, index)
         except BatchError as damage:
             raise BrokerError(Fault.CORRUPT_MESSAGE, str(damage)) from None
+
+    def timestamp_refusal(self, oldest_ms: int, newest_ms: int, now_ms: int) -> BrokerError | None:
+        """What the topic's rules have against records of these times, if anything."""
+        config = self.config
+        if self._stamps:
+            return None
+        if newest_ms - now_ms > config.message_timestamp_after_max_ms:
+            return self._too_late(newest_ms)
+        return self._too_early(oldest_ms) if now_ms - oldest_ms > config.message_timestamp_before_max_ms else None
+
+    def _too_late(self, timestamp_ms: int) -> BrokerError:
+        return BrokerError(
+            Fault.INVALID_TIMESTAMP,
+            f"timestamp {timestamp_ms} is more than message.timestamp.after.max.ms = "
+            f"{self.config.message_timestamp_after_max_ms} after the broker's clock",
+        )
+
+    def _too_early(self, timestamp_ms: int, record_index: int = -1) -> BrokerError:
+        return BrokerError(
+            Fault.INVALID_TIMESTAMP,
+            f"timestamp {timestamp_ms} is more than message.timestamp.before.max.ms = "
+            f"{self.config.message_timestamp_before_max_ms} before the broker's clock",
+            record_index,
+        )
 
     def append_made(self, made: Iterable[bytearray], now_ms: int) -> RunAppended:
         """Append batches that the broker made of bare records: sound by making, so only placed and written."""

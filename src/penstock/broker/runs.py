@@ -19,24 +19,35 @@ from penstock.records.builder import RECORD_OVERHEAD_BYTES_MAX, NewRecord, build
 
 
 def append_run(
-    partition: Partition, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, acks: int, now_ms: int
+    partition: Partition,
+    values: Sequence[Bytes],
+    keys: Sequence[Bytes | None] | None,
+    acks: int,
+    timestamp_ms: int,
+    now_ms: int,
 ) -> RunAppended | Pending[RunAppended]:
-    return _when_safe(partition, write_run(partition, values, keys, now_ms), acks)
+    return _when_safe(partition, write_run(partition, values, keys, timestamp_ms, now_ms), acks)
 
 
 def write_run(
-    partition: Partition, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, now_ms: int
+    partition: Partition,
+    values: Sequence[Bytes],
+    keys: Sequence[Bytes | None] | None,
+    timestamp_ms: int,
+    now_ms: int,
 ) -> RunAppended:
-    """Append and wait for no flush."""
+    """Append and wait for no flush. Without a timestamp of their own the records get the current one."""
+    if timestamp_ms <= 0:
+        timestamp_ms = now_ms
     if partition.config.compacts and (keys is None or any(key is None for key in keys)):
         return RunAppended(Fault.INVALID_RECORD, text="a record of a compacted topic needs a key")
     if len(values) == 1:
-        return _written(partition, (build_run(values, now_ms, keys),), now_ms)
+        return _written(partition, (build_run(values, timestamp_ms, keys),), now_ms)
     sizes = list(map(len, values))
     if keys is not None:
         sizes = [size + (0 if key is None else len(key)) for size, key in zip(sizes, keys, strict=True)]
     made = (
-        build_run(values[start:end], now_ms, None if keys is None else keys[start:end])
+        build_run(values[start:end], timestamp_ms, None if keys is None else keys[start:end])
         for start, end in _cuts(sizes, partition.config.max_message_bytes)
     )
     return _written(partition, made, now_ms)
@@ -45,6 +56,11 @@ def write_run(
 def append_new(
     partition: Partition, records: Sequence[NewRecord], acks: int, compression: int, now_ms: int
 ) -> RunAppended | Pending[RunAppended]:
+    return _when_safe(partition, write_new(partition, records, compression, now_ms), acks)
+
+
+def write_new(partition: Partition, records: Sequence[NewRecord], compression: int, now_ms: int) -> RunAppended:
+    """Append and wait for no flush."""
     if partition.config.compacts and any(record.key is None for record in records):
         return RunAppended(Fault.INVALID_RECORD, text="a record of a compacted topic needs a key")
     sizes = [
@@ -57,7 +73,7 @@ def append_new(
         build_batch(records[start:end], compression=compression)
         for start, end in _cuts(sizes, partition.config.max_message_bytes)
     )
-    return _when_safe(partition, _written(partition, made, now_ms), acks)
+    return _written(partition, made, now_ms)
 
 
 def _written(partition: Partition, made: Iterable[bytearray], now_ms: int) -> RunAppended:

@@ -236,7 +236,7 @@ def test_a_fetch_has_at_most_ten_thousand_records_and_the_next_goes_on(wire: Wir
 
 def test_timestamps_are_kept_and_none_is_the_time_of_the_append(wire: Wire) -> None:
     before = time.time_ns() // 1_000_000
-    stamps = [1, 0, -5, 1_700_000_000_000, 1_700_000_000_000, 5, 2**62]
+    stamps = [1, 0, -5, 1_700_000_000_000, 1_700_000_000_000, 5, before + 60_000]
     wire.send(b"".join(api_produce("t", 0, message(b"v", timestamp=stamp)) for stamp in stamps))
     wire.send(api(0, s("t") + i32(0) + batch(*(message(b"v", timestamp=stamp) for stamp in stamps))))
     for _ in range(len(stamps) + 1):
@@ -245,6 +245,20 @@ def test_timestamps_are_kept_and_none_is_the_time_of_the_append(wire: Wire) -> N
     now = time.time_ns() // 1_000_000
     for row, stamp in zip(found, stamps * 2, strict=True):
         assert row.timestamp == stamp if stamp > 0 else before <= row.timestamp <= now
+
+
+@pytest.mark.parametrize("headers", [{}, {"name": "value"}])
+def test_a_timestamp_that_the_topic_does_not_take_refuses_its_own_produce_alone(
+    wire: Wire, headers: dict[str, str]
+) -> None:
+    now = time.time_ns() // 1_000_000
+    stamps = [now, now + 1, 2**62, now + 2, 2**62, now, now, 0]
+    wire.send(b"".join(api_produce("t", 0, message(b"v", b"", headers, stamp)) for stamp in stamps))
+    assert [wire.api_answer().error for _ in stamps] == [32 if stamp == 2**62 else 0 for stamp in stamps]
+    _, found = fetched(wire.api_good(1, api_fetch_payload("t", 0, 0)))
+    assert [row.timestamp for row in found[:-1]] == [now, now + 1, now + 2, now, now]
+    assert len(found) == 6
+    assert wire.api(0, s("t") + i32(0) + batch(message(b"v", b"", headers, 2**62))).error == 32
 
 
 def test_pipelined_produces_of_every_shape_are_answered_in_order(wire: Wire) -> None:

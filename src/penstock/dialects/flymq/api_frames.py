@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from penstock.dialects.flymq.placing import Contiguous, Outcome, Placed, Written, each, outcome_of
+from penstock.broker.engine import RunAppended
+from penstock.dialects.flymq.placing import Contiguous, Outcome, Placed, each, outcome_of
 from penstock.dialects.flymq.wire import I16, I32, I64, U16, U32, repeated, string, text_of
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fault_tables import KAFKA_CODES as CODES
@@ -76,29 +77,31 @@ class ApiCall:
 
 
 class ProduceRun:
-    __slots__ = ("asked", "keys", "partition", "stamps", "stream", "topic", "unordered_key", "values", "version")
+    """Produces of one plain message each."""
 
-    def __init__(
-        self,
-        version: int,
-        stream: int,
-        topic: str,
-        asked: int,
-        values: list[Bytes],
-        keys: list[Bytes | None] | None,
-        stamps: list[bytes],
-    ) -> None:
-        self.version = version
-        self.stream = stream
-        self.topic = topic
-        self.asked = asked
+    __slots__ = (
+        "asked",
+        "keys",
+        "partition",
+        "stamps",
+        "start",
+        "stream",
+        "topic",
+        "unordered_key",
+        "values",
+        "version",
+    )
+
+    def __init__(self, start: Start, values: list[Bytes], keys: list[Bytes | None] | None, stamps: list[bytes]) -> None:
+        self.start = start
+        self.version, self.stream, self.topic, self.asked, _, _ = start
         self.values = values
         self.keys = keys
         self.stamps = stamps
         """The timestamps as they came: most often they are all the same."""
         self.partition = 0
         """Where all of it went, if it went to one."""
-        self.unordered_key = stream if version == STREAMED else None
+        self.unordered_key = self.stream if self.version == STREAMED else None
 
     def keep(self) -> None:
         """Runs are cut from a copy, so they borrow nothing."""
@@ -116,13 +119,11 @@ class ProduceRun:
 class BatchRun:
     """Produces of plain batches of any shape."""
 
-    __slots__ = ("asked", "batches", "counts", "stream", "topic", "unordered_key", "version")
+    __slots__ = ("asked", "batches", "counts", "start", "stream", "topic", "unordered_key", "version")
 
-    def __init__(self, start: _Start, batches: list[bytes]) -> None:
-        self.version = start.version
-        self.stream = start.stream
-        self.topic = start.topic
-        self.asked = start.asked
+    def __init__(self, start: Start, batches: list[bytes]) -> None:
+        self.start = start
+        self.version, self.stream, self.topic, self.asked, _, _ = start
         self.batches = batches
         self.counts: list[int | BrokerError] = []
         """How many messages each batch had, or what was wrong with it."""
@@ -132,7 +133,7 @@ class BatchRun:
         """Runs are cut from a copy, so they borrow nothing."""
 
 
-class _Start(NamedTuple):
+class Start(NamedTuple):
     """What a Produce says before its batch."""
 
     version: int
@@ -145,7 +146,7 @@ class _Start(NamedTuple):
     """All of it but the length."""
 
 
-def _start_of(data: bytes, at: int, stop: int) -> _Start | None:
+def _start_of(data: bytes, at: int, stop: int) -> Start | None:
     version = I16.unpack_from(data, at + LENGTH_BYTES + 2)[0]
     topic_at = at + LENGTH_BYTES + _HEADER.size
     stream = 0
@@ -164,7 +165,7 @@ def _start_of(data: bytes, at: int, stop: int) -> _Start | None:
     except BrokerError:
         return None
     asked = I32.unpack_from(data, batch_at - 4)[0]
-    return _Start(version, stream, topic, asked, batch_at - at, data[at + LENGTH_BYTES : batch_at])
+    return Start(version, stream, topic, asked, batch_at - at, data[at + LENGTH_BYTES : batch_at])
 
 
 def call_at(data: Bytes, at: int, stop: int) -> ApiCall:
@@ -184,13 +185,19 @@ def call_at(data: Bytes, at: int, stop: int) -> ApiCall:
     return ApiCall(key, version, stream, data[at:stop])
 
 
-def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tuple[ProduceRun | BatchRun | None, int]:
+def cut_run(
+    data: bytes, at: int, stop: int, end: int, limit_bytes: int, last: Start | None
+) -> tuple[ProduceRun | BatchRun | None, int]:
     """The run that the Produce frame from `at` (its length) to `stop` begins, and where it ends; None when the frame has to
-    be looked at by itself."""
-    begun = _start_of(data, at, stop)
-    if begun is None:
-        return None, at
-    version, stream, topic, asked, batch_skip, named = begun
+    be looked at by itself. `last` is how the run before it began: most go on like it."""
+    if last is not None and at + last.skip <= stop and data.startswith(last.named, at + LENGTH_BYTES):
+        begun = last
+    else:
+        new = _start_of(data, at, stop)
+        if new is None:
+            return None, at
+        begun = new
+    batch_skip, named = begun.skip, begun.named
     first = at
     values: list[Bytes] = []
     keys: list[Bytes | None] | None = None
@@ -221,8 +228,8 @@ def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tupl
             head = data[at:value_at]
             value_skip, end_skip = value_at - at, value_end - at
             at = stop
-            last = end - size
-            while at <= last and starts(head, at) and starts(_NO_HEADERS, at + end_skip):
+            last_at = end - size
+            while at <= last_at and starts(head, at) and starts(_NO_HEADERS, at + end_skip):
                 values.append(data[at + value_skip : at + end_skip])
                 stamps.append(data[at + end_skip + 4 : at + size])
                 at += size
@@ -236,11 +243,11 @@ def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tupl
             break
     if not values:
         return _cut_batches(data, begun, first, stop, end, limit_bytes)
-    return ProduceRun(version, stream, topic, asked, values, keys, stamps), at
+    return ProduceRun(begun, values, keys, stamps), at
 
 
 def _cut_batches(
-    data: bytes, begun: _Start, at: int, stop: int, end: int, limit_bytes: int
+    data: bytes, begun: Start, at: int, stop: int, end: int, limit_bytes: int
 ) -> tuple[BatchRun | None, int]:
     compression_skip = begun.skip + _COMPRESSION_OFFSET
     batches: list[bytes] = []
@@ -270,16 +277,16 @@ def error(key: int, version: int, stream: int, fault: Fault, text: str) -> bytes
     return answer(key, version, stream, string(text or fault.value), fault)
 
 
-def answer_run(run: ProduceRun, written: Written | Outcome) -> bytes | bytearray:
+def answer_run(run: ProduceRun, written: RunAppended | Outcome) -> bytes | bytearray:
     """One answer a frame, in one buffer."""
     count = len(run.values)
+    if count == 1 and type(written) is RunAppended and written.fault is Fault.NONE:
+        offset = written.base_offset
+        if run.version == STREAMED:
+            return _STREAM_PLACE_ANSWER.pack(_STREAM_PLACE_BYTES, 0, STREAMED, run.stream, 0, 1, run.partition, offset)
+        return _PLACE_ANSWER.pack(_PLACE_BYTES, 0, 0, 0, 1, run.partition, offset)
     outcome = outcome_of(written, run.partition, count)
     if isinstance(outcome, Contiguous):
-        if count == 1:
-            place = (0, 1, *outcome)
-            if run.version == STREAMED:
-                return _STREAM_PLACE_ANSWER.pack(_STREAM_PLACE_BYTES, 0, STREAMED, run.stream, *place)
-            return _PLACE_ANSWER.pack(_PLACE_BYTES, 0, 0, *place)
         template = _placed_answer(run, Placed(Fault.NONE, outcome.partition, 0))
         return repeated(template, len(template) - 8, outcome.base_offset, count)
     return b"".join(_placed_answer(run, placed) for placed in outcome)

@@ -11,8 +11,9 @@ import enum
 import struct
 from functools import lru_cache
 
+from penstock.broker.engine import RunAppended
 from penstock.dialects.flymq.errors import coded
-from penstock.dialects.flymq.placing import Contiguous, Outcome, Written, outcome_of
+from penstock.dialects.flymq.placing import Contiguous, Outcome, outcome_of
 from penstock.dialects.flymq.wire import U16, U32, repeated, string, text_of
 from penstock.model.errors import BrokerError, Fault
 from penstock.records.batch import BatchError
@@ -232,7 +233,7 @@ def record_metadata(topic: str, partition: int, offset: int, now_ms: int, key: B
     return string(topic) + _I32.pack(partition) + sizes
 
 
-def answer_run(run: ProduceRun, written: Written | Outcome) -> bytes | bytearray:
+def answer_run(run: ProduceRun, written: RunAppended | Outcome) -> bytes | bytearray:
     """One answer a frame, in one buffer."""
     now_ms = run.now_ms
     key_sizes, sizes = run.key_and_value_sizes()

@@ -13,14 +13,13 @@ from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 from penstock.broker.embedded import EmbeddedEngine
-from penstock.broker.engine import Appended, Bytes, NewTopic, RunAppended, TopicResult
+from penstock.broker.engine import Bytes, NewTopic, RunAppended, TopicResult
 from penstock.dialects.flymq.turns import follow
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import is_internal, topic_name
 from penstock.model.listeners import ListenerSettings
 from penstock.model.pending import Pending, gather, when
-from penstock.records.batch import HEADER_BYTES
-from penstock.records.builder import RECORD_OVERHEAD_BYTES_MAX, NewRecord, build_run
+from penstock.records.builder import NewRecord
 from penstock.records.record import Headers
 
 TIMESTAMP_CHANGES_MAX = 8
@@ -45,9 +44,6 @@ class Placed(NamedTuple):
 
 
 Outcome = Contiguous | list[Placed]
-
-Written = RunAppended | list[Appended]
-"""What the engine says of a run that went to one partition in one piece: bare records, or a batch that was made here."""
 
 
 class Columns(NamedTuple):
@@ -105,21 +101,10 @@ class Placing:
 
     def write(
         self, topic: str, partition: int, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, timestamp: int
-    ) -> Written | Pending[Written] | Pending[RunAppended] | Pending[list[Appended]]:
+    ) -> RunAppended | Pending[RunAppended]:
         """Append to one partition in one piece, with one timestamp; 0 or less is the time of the append. `outcome_of` tells
         what the result means."""
-        engine, acks = self._engine, self._settings.acks
-        if timestamp <= 0:
-            return engine.append_run(topic, partition, values, keys, acks)
-        found = engine.partition(topic, partition)
-        if found is None:
-            return RunAppended(Fault.UNKNOWN_TOPIC_OR_PARTITION)
-        size = HEADER_BYTES + RECORD_OVERHEAD_BYTES_MAX * len(values) + sum(map(len, values))
-        if keys is not None:
-            size += sum(len(key or b"") for key in keys)
-        if size > found.config.max_message_bytes:
-            return self._append_each(topic, partition, Columns(values, keys, timestamp))
-        return engine.append(topic, partition, [memoryview(build_run(values, timestamp, keys))], acks)
+        return self._engine.append_run(topic, partition, values, keys, self._settings.acks, timestamp)
 
     def place(self, topic: str, asked: int, records: Columns) -> Outcome | Pending[Outcome]:
         """Append to partition `asked`; to chosen ones when it is negative. The topic is there."""
@@ -180,28 +165,34 @@ class Placing:
     ) -> list[tuple[int, RunAppended | Pending[RunAppended]]]:
         """The appends that the records became, each with how many it took."""
         values, keys, timestamps, headers = records
-        if headers is not None and any(headers):
-            return [(len(values), self._append_each(topic, partition, records))]
+        bare = headers is None or not any(headers)
         if isinstance(timestamps, int):
-            return [(len(values), self._append_bare(topic, partition, values, keys, timestamps))]
+            if bare:
+                return [(len(values), self.write(topic, partition, values, keys, timestamps))]
+            return [(len(values), self._append_each(topic, partition, records))]
         runs = [(timestamp, len(list(run))) for timestamp, run in groupby(timestamps)]
-        if len(runs) > 1 and len(runs) * TIMESTAMP_CHANGES_MAX > len(values):
+        together = not bare or (len(runs) > 1 and len(runs) * TIMESTAMP_CHANGES_MAX > len(values))
+        if together and not self._refuses_some(topic, partition, timestamps):
             return [(len(values), self._append_each(topic, partition, records))]
         pieces = []
         start = 0
         for timestamp, count in runs:
-            end = start + count
-            some_keys = None if keys is None else keys[start:end]
-            pieces.append((count, self._append_bare(topic, partition, values[start:end], some_keys, timestamp)))
-            start = end
+            some = _picked(records, range(start, start + count))
+            if bare:
+                pieces.append((count, self.write(topic, partition, some.values, some.keys, timestamp)))
+            else:
+                pieces.append((count, self._append_each(topic, partition, some)))
+            start += count
         return pieces
 
-    def _append_bare(
-        self, topic: str, partition: int, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, timestamp: int
-    ) -> RunAppended | Pending[RunAppended]:
-        count = len(values)
-        written: Any = self.write(topic, partition, values, keys, timestamp)
-        return when(written, lambda result: _run_of(result, count))
+    def _refuses_some(self, topic: str, partition: int, timestamps: Sequence[int]) -> bool:
+        """Whether the topic's rules are against a timestamp: then the others must not be refused with it."""
+        found = self._engine.partition(topic, partition)
+        now_ms = self._engine.now_ms()
+        stamps = [timestamp for timestamp in timestamps if timestamp > 0]
+        if found is None or not stamps:
+            return False
+        return found.timestamp_refusal(min(stamps), max(stamps), now_ms) is not None
 
     def _append_each(self, topic: str, partition: int, records: Columns) -> RunAppended | Pending[RunAppended]:
         values, keys, timestamps, headers = records
@@ -217,20 +208,9 @@ class Placing:
         return self._engine.append_new(topic, partition, rows, self._settings.acks)
 
 
-def outcome_of(written: Written | Outcome, partition: int, count: int) -> Outcome:
+def outcome_of(written: RunAppended | Outcome, partition: int, count: int) -> Outcome:
     """What became of the records of a run of so many that went to `partition`, or to where the outcome says."""
-    if isinstance(written, Contiguous) or (type(written) is list and type(written[0]) is Placed):
-        return written
-    return _told(partition, count, _run_of(written, count))  # type: ignore[arg-type]
-
-
-def _run_of(written: Written, count: int) -> RunAppended:
-    if isinstance(written, RunAppended):
-        return written
-    [result] = written
-    if result.fault is not Fault.NONE:
-        return RunAppended(result.fault, text=result.text or result.fault.value)
-    return RunAppended(Fault.NONE, result.base_offset, count)
+    return _told(partition, count, written) if isinstance(written, RunAppended) else written
 
 
 def _told(partition: int, size: int, appended: RunAppended) -> Outcome:
@@ -263,7 +243,7 @@ def each(outcome: Outcome, count: int) -> list[Placed]:
     return outcome
 
 
-def _picked(records: Columns, rows: list[int]) -> Columns:
+def _picked(records: Columns, rows: Sequence[int]) -> Columns:
     values, keys, timestamps, headers = records
     return Columns(
         [values[at] for at in rows],

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.dialects.flymq import api_frames, opcode_frames
-from penstock.dialects.flymq.api_frames import LENGTH_BYTES, VERSIONS, ApiCall, ApiKey, BatchRun, call_at
+from penstock.dialects.flymq.api_frames import LENGTH_BYTES, VERSIONS, ApiCall, ApiKey, BatchRun, Start, call_at
 from penstock.dialects.flymq.batches import Message, read_batch
 from penstock.dialects.flymq.opcode_frames import (
     COMPRESSION_FLAGS,
@@ -49,7 +49,7 @@ _PRODUCE_VERSIONS = tuple(version.to_bytes(2, "big") for version in VERSIONS)
 
 
 class FlyMQSession:
-    __slots__ = ("_is_closed", "_lanes", "_service", "_subscriptions", "client_host")
+    __slots__ = ("_is_closed", "_lanes", "_service", "_start", "_subscriptions", "client_host")
 
     multiplexes = True
 
@@ -59,6 +59,8 @@ class FlyMQSession:
         self._lanes: dict[int | None, Lane] = {}
         self._subscriptions: set[tuple[str, str]] = set()
         self._is_closed = False
+        self._start: Start | None = None
+        """How the last run of API-key frames began."""
 
     # ------------------------------------------------------------------------------------------------ bytes in
 
@@ -122,8 +124,9 @@ class FlyMQSession:
             and data.startswith(_PRODUCE_KEY, start)
             and data.startswith(_PRODUCE_VERSIONS, start + 2)
         ):
-            run, after = api_frames.cut_run(data, at, stop, end, self._service.frame_bytes_max)
+            run, after = api_frames.cut_run(data, at, stop, end, self._service.frame_bytes_max, self._start)
             if run is not None:
+                self._start = run.start
                 requests.append(run)
                 return after
         requests.append(call_at(data, start, stop))

@@ -81,14 +81,15 @@ class MiniKafkaService:
 
     # ------------------------------------------------------------------------------------------------ produce
 
-    def append(self, topic: str, run: ProduceRun, partitions: int) -> Placed | Pending[Placed]:
-        """Append each message to the partition that its key chooses, with one write a partition."""
+    def append(
+        self, topic: str, run: ProduceRun, partitions: int
+    ) -> RunAppended | Placed | Pending[RunAppended] | Pending[Placed]:
+        """Append each message to the partition that its key chooses, with one write a partition. What became of a message
+        alone is what the log said."""
         acks = self.settings.acks
         append_run = self.engine.append_run
         if len(run.keys) == 1:
-            at = partition_of(run.keys[0], partitions)
-            alone = append_run(topic, at, run.values, run.keys, acks)
-            return when(alone, lambda appended: Placed([(0, 0)], [appended]))
+            return append_run(topic, partition_of(run.keys[0], partitions), run.values, run.keys, acks)
         parts: dict[int, tuple[int, list[Bytes], list[Bytes | None]]] = {}
         places: list[tuple[int, int]] = []
         for key, value in zip(run.keys, run.values, strict=True):
@@ -101,7 +102,8 @@ class MiniKafkaService:
             values.append(value)
             keys.append(key)
         results = gather([append_run(topic, at, values, keys, acks) for at, (_, values, keys) in parts.items()])
-        return when(results, lambda appended: Placed(places, appended))
+        placed: Placed | Pending[Placed] = when(results, lambda appended: Placed(places, appended))
+        return placed
 
     def make(self, topic: str) -> Pending[Refusal | None]:
         """Make the topic as a produce makes it. Somebody else may just have done it."""

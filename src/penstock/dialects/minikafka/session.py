@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.broker.engine import Bytes
+from penstock.broker.engine import Bytes, RunAppended
 from penstock.broker.holding import HoldingSession
 from penstock.dialects.minikafka import lines
 from penstock.dialects.minikafka.lines import LINE_BYTES_MAX, Ack, Poll, ProduceRun, Request, Said, SetOffset
@@ -157,17 +157,20 @@ class MiniKafkaSession(HoldingSession):
         self._forget_held()
 
 
-def _answer_run(run: ProduceRun, result: Placed | Refusal) -> bytes:
-    if isinstance(result, Refusal):
-        return lines.error(result.text) * len(run.keys)
-    out = []
-    for part, place in result.places:
-        fault, base_offset, written, text = result.parts[part]
-        if fault is Fault.NONE or place < written:
-            out.append(b"+OFFSET %d\n" % (base_offset + place))
-        else:
-            out.append(lines.error(text or fault.value))
-    return b"".join(out)
+def _answer_run(run: ProduceRun, result: RunAppended | Placed | Refusal) -> bytes:
+    if type(result) is RunAppended:
+        return _answer_one(result, 0)
+    if type(result) is Placed:
+        return b"".join([_answer_one(result.parts[part], place) for part, place in result.places])
+    assert type(result) is Refusal
+    return lines.error(result.text) * len(run.keys)
+
+
+def _answer_one(appended: RunAppended, place: int) -> bytes:
+    fault, base_offset, written, text = appended
+    if fault is Fault.NONE or place < written:
+        return b"+OFFSET %d\n" % (base_offset + place)
+    return lines.error(text or fault.value)
 
 
 def _message(delivery: Delivery) -> list[Chunk]:
