@@ -10,7 +10,10 @@ import pytest
 import yaml
 
 from penstock.cli.convert import BROKERS
+from penstock.net.settings import Deadlines
 from penstock.server.config import Config, load
+from penstock.server.config_schema import DIALECTS
+from penstock.server.deadlines import FIELDS, deadlines_of
 from tests.cli.conftest import Ended, Run
 
 FLUXGO_SHIPPED = """
@@ -52,23 +55,38 @@ def test_the_config_that_fluxgo_ships_is_taken_over_whole(penstock: Run, tmp_pat
     config, loaded = made(ended, tmp_path)
     assert config == {
         "data_dir": "./fluxgo-data/",
-        "listeners": {"fluxgo": [{"host": "0.0.0.0", "port": 9898, "acks": "all"}]},
+        "listeners": {
+            "fluxgo": [
+                {
+                    "host": "0.0.0.0",
+                    "port": 9898,
+                    "frame_deadline_ms": 60_000,
+                    "idle_deadline_ms": 60_000,
+                    "write_deadline_ms": 90_000,
+                    "acks": "all",
+                }
+            ]
+        },
         "storage": {"flush": "acks"},
-        "net": {"frame_deadline_ms": 60_000, "idle_deadline_ms": 60_000, "write_deadline_ms": 90_000},
         "topic_defaults": {"segment.bytes": 33554432, "retention.bytes": 2147483648, "retention.ms": -1},
     }
     [listener] = loaded.listeners["fluxgo"]
     assert list(loaded.listeners) == ["fluxgo"]
     assert (listener.host, listener.port, listener.acks) == ("0.0.0.0", 9898, "all")
-    assert loaded.net.idle_deadline_ms == 60_000
+    assert deadlines_of("fluxgo", listener, loaded) == Deadlines(60_000, 60_000, 90_000)
+    assert loaded.net == Config().net
     assert "counterpart" not in ended.text + ended.err
 
 
 def test_what_fluxgo_does_unsaid_is_said(penstock: Run, tmp_path: Path) -> None:
-    config, _ = made(fluxgo(penstock, tmp_path, "{}"), tmp_path)
-    assert config["listeners"] == {"fluxgo": [{"host": "127.0.0.1", "port": 9898, "acks": "all"}]}
+    config, loaded = made(fluxgo(penstock, tmp_path, "{}"), tmp_path)
+    [listener] = config["listeners"]["fluxgo"]
+    assert (listener["host"], listener["port"], listener["acks"]) == ("127.0.0.1", 9898, "all")
+    assert [listener[field] for field in FIELDS] == [30_000, 30_000, 30_000]
+    unset = deadlines_of("fluxgo", DIALECTS["fluxgo"], Config())
+    assert unset == deadlines_of("fluxgo", loaded.listeners["fluxgo"][0], loaded)
     assert config["data_dir"] == "./fluxgo-data/"
-    assert config["net"] == {"frame_deadline_ms": 30_000, "idle_deadline_ms": 30_000, "write_deadline_ms": 30_000}
+    assert "net" not in config
     assert config["topic_defaults"] == {"segment.bytes": 1 << 24, "retention.bytes": 1 << 30, "retention.ms": -1}
 
 
@@ -105,7 +123,14 @@ def test_settings_without_a_counterpart_are_named_in_the_file_and_beside_it(pens
 )
 def test_durations_are_read_as_go_reads_them(penstock: Run, tmp_path: Path, written: str, ms: int) -> None:
     config, _ = made(fluxgo(penstock, tmp_path, f"server: {{write_timeout: {written}}}"), tmp_path)
-    assert config["net"]["write_deadline_ms"] == ms
+    [listener] = config["listeners"]["fluxgo"]
+    assert [listener[field] for field in FIELDS] == [30_000, 30_000, ms]
+
+
+def test_each_timeout_goes_to_its_deadlines_and_to_no_other(penstock: Run, tmp_path: Path) -> None:
+    config, _ = made(fluxgo(penstock, tmp_path, "server: {read_timeout: 5s, write_timeout: 0s}"), tmp_path)
+    [listener] = config["listeners"]["fluxgo"]
+    assert [listener.get(field) for field in FIELDS] == [5_000, 5_000, None]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +207,8 @@ def test_a_config_of_flymq_is_taken_over(penstock: Run, tmp_path: Path) -> None:
 
 def test_what_flymq_does_unsaid_is_said(penstock: Run, tmp_path: Path) -> None:
     config, loaded = made(flymq(penstock, tmp_path, {}), tmp_path)
+    # It reads with a deadline of five minutes, which no setting of it changes; our listener has the same.
+    assert deadlines_of("flymq", loaded.listeners["flymq"][0], loaded) == Deadlines(300_000, 300_000, 60_000)
     assert config["listeners"] == {"flymq": [{"host": "0.0.0.0", "port": 9092, "acks": "leader"}]}
     assert config["storage"] == {"flush": "interval", "flush_interval_ms": 5}
     assert config["topic_defaults"] == {"segment.bytes": 64 * 1024 * 1024, "retention.ms": -1}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from penstock.net.settings import NetSettings
+from penstock.net.settings import Deadlines, NetSettings
 from tests.net.fakes import FakeSession, Server
+
+DEADLINES = tuple(field.name for field in fields(Deadlines))
 
 
 @pytest.fixture(params=["uvloop", "asyncio"])
@@ -33,7 +36,9 @@ def serve(uvloop: bool, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[.
             session_factory: Callable[[Any], Any] = FakeSession, host: str = "127.0.0.1", **settings: Any
         ) -> Server:
             settings = {"sweep_interval_ms": 20, "stop_grace_ms": 200, **settings}
-            return stack.enter_context(Server(NetSettings(uvloop=uvloop, **settings), session_factory, host))
+            deadlines = Deadlines(**{name: settings.pop(name) for name in DEADLINES if name in settings})
+            net_settings = NetSettings(uvloop=uvloop, **settings)
+            return stack.enter_context(Server(net_settings, session_factory, host, deadlines))
 
         yield start
 

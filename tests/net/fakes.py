@@ -20,7 +20,7 @@ from penstock.net.listener import Listener
 from penstock.net.loop import loop_factory
 from penstock.net.network import Network
 from penstock.net.session import Fed, Peer
-from penstock.net.settings import NetSettings
+from penstock.net.settings import Deadlines, NetSettings
 
 T = TypeVar("T")
 
@@ -146,8 +146,11 @@ class Server:
         settings: NetSettings,
         session_factory: Callable[[Peer], Any] = FakeSession,
         host: str = "127.0.0.1",
+        deadlines: Deadlines | None = None,
     ) -> None:
         self.sessions: list[Any] = []
+        self._deadlines = deadlines
+        self._others: list[Listener] = []
         self._make = session_factory
         self._settings = settings
         self._host = host
@@ -186,17 +189,28 @@ class Server:
         self.loop.set_exception_handler(lambda _loop, context: self.errors.append(context))
         self.network = Network(self._settings)
         try:
-            self.listener = Listener("fake", self._host, 0, self._session, self.network)
-            await self.listener.start()
+            self.listener = await self._listen(self._deadlines)
             self._started.set()
             await self._stop.wait()
-            await self.listener.stop()
+            for listener in (self.listener, *self._others):
+                await listener.stop()
         finally:
             self.network.close()
         assert not self.errors, self.errors
         assert self.network.connections == 0
         assert not self.network.connections_by_ip
         assert self.network.in_flight.bytes_held == 0
+
+    async def _listen(self, deadlines: Deadlines | None) -> Listener:
+        listener = Listener("fake", self._host, 0, self._session, self.network, deadlines)
+        await listener.start()
+        return listener
+
+    def listen_too(self, deadlines: Deadlines) -> Listener:
+        """Another listener of the same network."""
+        listener = asyncio.run_coroutine_threadsafe(self._listen(deadlines), self.loop).result(WAIT_S)
+        self._others.append(listener)
+        return listener
 
     def _session(self, peer: Peer) -> Any:
         session = self._make(peer)
@@ -209,8 +223,8 @@ class Server:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(WAIT_S)
 
-    def connect(self, receive_bytes: int | None = None) -> Client:
-        return Client(self._host, self.listener.port, receive_bytes)
+    def connect(self, receive_bytes: int | None = None, listener: Listener | None = None) -> Client:
+        return Client(self._host, (listener or self.listener).port, receive_bytes)
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds on the loop."""

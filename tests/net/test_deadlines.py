@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 
+from penstock.net.settings import Deadlines
 from tests.net.fakes import FakeSession, LineSession, frame
 
 
@@ -108,3 +110,70 @@ def test_a_frame_is_not_to_blame_while_its_socket_is_not_read(serve):
         server.until(lambda: server.network.now_ms > now_ms + 500)
         server.call(server.sessions[0].release)
         assert [client.read() for _ in range(3)] == [b"parked 0", b"parked 1", b"e late"]
+
+
+PATIENT = Deadlines()
+SHORT_MS = 100
+LONG_MS = 400
+OVERDUE = {
+    "frame_deadline_ms": (frame(b"e" * 100)[:10], "a frame was not whole after {} ms, with 10 of 104 bytes"),
+    "idle_deadline_ms": (b"", "idle for {} ms"),
+    "write_deadline_ms": (frame(struct.pack(">cQ", b"b", 30_000_000)), " waiting bytes for {} ms"),
+}
+"""What to send, and then to do nothing, to run into each deadline; and what is said of it."""
+
+
+@pytest.mark.parametrize("field", OVERDUE)
+def test_each_listener_keeps_its_own_deadline(serve, lines, field):
+    data, said = OVERDUE[field]
+    server = serve(**{field: SHORT_MS})
+    later = server.listen_too(replace(PATIENT, **{field: LONG_MS}))
+    patient = server.listen_too(PATIENT)
+    start_ms = server.call(lambda: server.network.now_ms)
+    closed_ms = {}
+
+    def both_are_closed() -> bool:
+        for listener in (server.listener, later):
+            if listener not in closed_ms and listener.connections_accepted and not listener.connections:
+                closed_ms[listener] = server.network.now_ms
+        return len(closed_ms) == 2
+
+    with (
+        server.connect(4_096) as first,
+        server.connect(4_096, later) as second,
+        server.connect(4_096, patient) as kept,
+    ):
+        for client in (first, second, kept):
+            client.send(data)
+        server.until(both_are_closed)
+        assert server.call(lambda: len(patient.connections)) == 1
+    assert closed_ms[server.listener] - start_ms > SHORT_MS
+    assert closed_ms[later] - start_ms > LONG_MS
+    ends = [reason(line) for line in lines()][:2]
+    assert [end.endswith(said.format(ms)) for end, ms in zip(ends, (SHORT_MS, LONG_MS), strict=True)] == [True, True]
+
+
+def test_a_deadline_of_one_kind_does_not_stand_in_for_another(serve, lines):
+    """The shortest are those of the other two kinds: neither a half frame nor a slow reader is idle."""
+    server = serve(idle_deadline_ms=250, write_deadline_ms=250, frame_deadline_ms=700)
+    slow = server.listen_too(Deadlines(idle_deadline_ms=250, frame_deadline_ms=250, write_deadline_ms=700))
+    with server.connect() as client:
+        client.send(frame(b"e" * 100)[:10])
+        reader = server.connect(4_096, slow)
+        reader.send(frame(struct.pack(">cQ", b"b", 30_000_000)))
+        server.until(lambda: slow.connections_accepted and not slow.connections)
+        server.until(lambda: server.listener.connections_accepted and not server.listener.connections)
+        reader.socket.close()
+    said = sorted(reason(line) for line in lines())
+    assert len(said) == 2
+    assert said[0] == "a frame was not whole after 700 ms, with 10 of 104 bytes"
+    assert said[1].endswith(" waiting bytes for 700 ms")
+
+
+def test_the_shortest_deadlines_there_are_still_serve_a_peer_that_keeps_them(serve, lines):
+    server = serve(frame_deadline_ms=1, idle_deadline_ms=1, write_deadline_ms=1, sweep_interval_ms=500)
+    with server.connect() as client:
+        client.send(frame(b"e in time"))
+        assert client.read() == b"e in time"
+        assert client.is_closed_by_peer()
+    assert [reason(line) for line in lines()] == ["idle for 1 ms"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.model.chunks import Chunk
 from penstock.model.pending import Pending
-from penstock.net.connection import _bring_forward
+from penstock.net.parked import bring_forward
 from penstock.net.session import Fed
 from tests.net.fakes import FakeSession, frame
 
@@ -114,7 +114,7 @@ def test_what_may_leave_comes_forward_and_nothing_overtakes_within_its_key(entri
 
     parked = deque(entry(at, key, waits) for at, (key, waits) in enumerate(entries))
     before = list(parked)
-    _bring_forward(parked)
+    bring_forward(parked)
     assert sorted(map(id, parked)) == sorted(map(id, before))
     for key in range(4):
         assert [e for e in parked if e[0].unordered_key == 65 + key] == [

@@ -161,15 +161,13 @@ def _read_timeout(value: Any, result: Result) -> None:
     if not timeout_ms:
         result.without_counterpart.append(("server.read_timeout", value, "there is always a deadline"))
         return
-    result.set("net", "frame_deadline_ms", timeout_ms)
-    result.set("net", "idle_deadline_ms", timeout_ms)
-    result.remarks.append("the deadlines in net hold for all listeners")
+    result.listener["frame_deadline_ms"] = result.listener["idle_deadline_ms"] = timeout_ms
 
 
 def _write_timeout(value: Any, result: Result) -> None:
     timeout_ms = _duration_ms(value)
     if timeout_ms:
-        result.set("net", "write_deadline_ms", timeout_ms)
+        result.listener["write_deadline_ms"] = timeout_ms
     else:
         result.without_counterpart.append(("server.write_timeout", value, "there is always a deadline"))
 

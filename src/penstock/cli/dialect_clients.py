@@ -7,12 +7,21 @@ for a group (MiniKafka). What is asked of each is `DialectClient`.
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from penstock.client.fluxgo import FluxGoClient
+    from penstock.client.rustlog import RustLogClient
 
 Address = tuple[str, int]
+ValuesClient = TypeVar("ValuesClient", "FluxGoClient", "RustLogClient")
+
+QUIET_S_MAX = 10.0
+"""A third of what a FluxGo server waits for the next frame when it is not told."""
 
 
 class Pair(NamedTuple):
@@ -131,32 +140,73 @@ class _ByOffset:
 # ---------------------------------------------------------------------------------------------- the dialects
 
 
-class _FluxGo:
+class _Values(Generic[ValuesClient]):
+    """FluxGo or RustLog: records are values alone. They differ in how partitions are found out.
+
+    FluxGo's servers close a connection that is quiet for half a minute, and lines to send, or a reader behind a pipe, may
+    take longer. So one that was quiet is not used again: nothing is under way then that could be lost or sent twice.
+    """
+
     carries_keys = False
     groups = Groups.MAY
 
-    def __init__(self, addresses: Sequence[Address], timeout_s: float) -> None:
-        from penstock.client.fluxgo import FluxGoClient, FluxGoError
+    def __init__(
+        self,
+        connect: Callable[[], ValuesClient],
+        failure: type[Exception],
+        partitions: Callable[[ValuesClient, str], list[int]],
+    ) -> None:
+        self._connect: Callable[[], ValuesClient] = connect
+        self._client: ValuesClient = connect()
+        self._used_s = time.monotonic()
+        self._partitions: Callable[[ValuesClient, str], list[int]] = partitions
+        self.failure = failure
 
-        self._client = client = FluxGoClient(*addresses[0], timeout_s)
-        self.failure = FluxGoError
-        self.committed, self.commit, self.close = client.fetch_offset, client.commit, client.close
+    def _ready(self) -> ValuesClient:
+        if time.monotonic() - self._used_s > QUIET_S_MAX:
+            self._client.close()
+            self._client = self._connect()
+        self._used_s = time.monotonic()
+        return self._client
 
     def produce(self, topic: str, partition: int | None, records: Sequence[Pair]) -> None:
-        self._client.produce_many(topic, partition or 0, [record.value for record in records])
+        self._ready().produce_many(topic, partition or 0, [record.value for record in records])
+        self._used_s = time.monotonic()
 
     def records(self, topic: str, partition: int, offset: int) -> Iterator[tuple[int, bytes, bytes]]:
-        for at, value in self._client.records(topic, partition, offset):
-            yield at, b"", value
+        while True:
+            client = self._ready()
+            for at, value in client.records(topic, partition, offset):
+                self._used_s = time.monotonic()
+                yield at, b"", value
+                offset = at + 1
+                if self._ready() is not client:
+                    break
+            else:
+                return
 
     def partitions(self, topic: str) -> list[int]:
-        """FluxGo lists nothing, but says which partition is not there."""
-        from penstock.client.fluxgo import NOT_FOUND, FluxGoError
+        return self._partitions(self._ready(), topic)
 
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        return self._ready().fetch_offset(group, topic, partition)
+
+    def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
+        self._ready().commit(group, topic, partition, offset)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _fluxgo(addresses: Sequence[Address], timeout_s: float) -> _Values[FluxGoClient]:
+    from penstock.client.fluxgo import NOT_FOUND, FluxGoClient, FluxGoError
+
+    def partitions(client: FluxGoClient, topic: str) -> list[int]:
+        """FluxGo lists nothing, but says which partition is not there."""
         found: list[int] = []
         for partition in count():
             try:
-                self._client.consume(topic, partition, 0)
+                client.consume(topic, partition, 0)
             except FluxGoError as error:
                 if error.code == NOT_FOUND:
                     if not found:
@@ -165,27 +215,16 @@ class _FluxGo:
             found.append(partition)
         return found
 
+    return _Values(lambda: FluxGoClient(*addresses[0], timeout_s), FluxGoError, partitions)
 
-class _RustLog:
-    carries_keys = False
-    groups = Groups.MAY
 
-    def __init__(self, addresses: Sequence[Address], timeout_s: float) -> None:
-        from penstock.client.rustlog import RustLogClient, RustLogError
+def _rustlog(addresses: Sequence[Address], timeout_s: float) -> _Values[RustLogClient]:
+    from penstock.client.rustlog import RustLogClient, RustLogError
 
-        self._client = client = RustLogClient(*addresses[0], timeout_s)
-        self.failure = RustLogError
-        self.committed, self.commit, self.close = client.fetch_offset, client.commit, client.close
+    def partitions(client: RustLogClient, topic: str) -> list[int]:
+        return sorted(client.high_watermarks(topic))
 
-    def produce(self, topic: str, partition: int | None, records: Sequence[Pair]) -> None:
-        self._client.produce_many(topic, partition or 0, [record.value for record in records])
-
-    def records(self, topic: str, partition: int, offset: int) -> Iterator[tuple[int, bytes, bytes]]:
-        for at, value in self._client.records(topic, partition, offset):
-            yield at, b"", value
-
-    def partitions(self, topic: str) -> list[int]:
-        return sorted(self._client.high_watermarks(topic))
+    return _Values(lambda: RustLogClient(*addresses[0], timeout_s), RustLogError, partitions)
 
 
 class _Day1:
@@ -280,9 +319,9 @@ class _MiniKafka:
 
 CLIENTS: Mapping[str, Callable[[Sequence[Address], float], DialectClient]] = MappingProxyType(
     {
-        "fluxgo": lambda *where: _ByOffset(_FluxGo(*where)),
+        "fluxgo": lambda *where: _ByOffset(_fluxgo(*where)),
         "minikafka": _MiniKafka,
-        "rustlog": lambda *where: _ByOffset(_RustLog(*where)),
+        "rustlog": lambda *where: _ByOffset(_rustlog(*where)),
         "flymq": lambda *where: _ByOffset(_FlyMQ(*where)),
         "day1": lambda *where: _ByOffset(_Day1(*where)),
     }

@@ -1,16 +1,12 @@
-"""One connection: bytes from the socket to its session, requests performed in order, answers out in the same order.
+"""One connection: the socket of an `Exchange`, from its first byte to its end.
 
-Reading. The socket is read into the scratch buffer of the loop; the session cuts it into requests, and only the start
-of a frame that is not whole yet is copied to a buffer of this connection. A connection that gets one large frame after
-the other reads straight into such a buffer. An idle connection holds none.
-
-Performing. Each request is performed as it arrives, without waiting for earlier answers. A `Pending` parks its request,
-and every later answer waits behind it, unless the session multiplexes and the answer has another key. All answers of one
-read leave in one write.
+Reading. The socket is read into the scratch buffer of the loop. A connection that gets one large frame after the other
+reads straight into a buffer of its own.
 
 Stopping. One rule says when the socket is read (`_regulate`): no answers beyond the bound are unsent, no more than the
-allowed requests are parked, no request waits in the backlog, and memory is free. Requests that one read delivered
-beyond those bounds stay in the backlog, with the buffer that they borrow from, and are performed when there is room.
+allowed requests are parked, no request waits in the backlog, and memory is free.
+
+Deadlines. Those of its listener, looked at by a sweep (`sweep`).
 
 Ending. `_close` ends at once; `_end` lets the answers of earlier requests leave first. Either writes one log line,
 abandons what is parked, tells the session, and touches nobody else.
@@ -20,18 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Iterator
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
-from penstock.model.chunks import Chunk, FileRange
-from penstock.model.errors import ProtocolError
-from penstock.model.pending import Pending
-from penstock.net.half_frame import HalfFrame
+from penstock.net.exchange import Exchange
 from penstock.net.log_lines import endpoint, printable
-from penstock.net.outbox import Outbox, write
-from penstock.net.session import Fed, Peer, Session
+from penstock.net.parked import abandon
+from penstock.net.session import Peer
 from penstock.net.turn import REQUEST_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -40,80 +30,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.net")
 
 _OPEN, _LAST_ANSWERS, _LINGER = range(3)
-
-QUEUED_BYTES_MAX = 64 * 1024
-"""What the transport may hold without telling: answers that wait for the end of a turn of the loop."""
 """A connection that ends lets its last answers leave; after a broken protocol it then lingers until the peer closes,
 because closing a socket with unread bytes resets the connection and may destroy answers on their way."""
 
-
-class _Backlog(NamedTuple):
-    """Requests that one read delivered and that must wait for room."""
-
-    requests: Iterator[Any]
-    borrowed: memoryview
-    fatal: str | None
+QUEUED_BYTES_MAX = 64 * 1024
+"""What the transport may hold without telling: answers that wait for the end of a turn of the loop."""
 
 
-class _Raised(NamedTuple):
-    """What a request that waited for the turn of the loop ended in; a session's results may be anything else."""
-
-    error: Exception
-
-
-class Connection(asyncio.BufferedProtocol):
+class Connection(Exchange, asyncio.BufferedProtocol):
     __slots__ = (
-        "_backlog",
-        "_charged",
-        "_closed",
-        "_ending",
         "_ending_since_ms",
         "_eof",
-        "_half",
         "_heard_ms",
-        "_held",
-        "_listener",
-        "_multiplexes",
-        "_network",
-        "_outbox",
-        "_parked",
         "_reading",
-        "_scheduled",
-        "_session",
         "_stalled_bytes",
         "_stalled_since_ms",
         "_told",
-        "_transport",
         "_waits_for_memory",
         "peer",
-        "stalled",
     )
 
-    _transport: asyncio.Transport
-    _session: Session
-
     def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._network = listener.network
+        super().__init__(listener)
         self.peer = Peer("?", 0, "?", 0)
-        self.stalled = False
-        """The transport holds bytes that the socket did not take; see `Outbox` for why that is exact."""
-        self._closed = True
-        self._half = HalfFrame(self._network.pool)
-        self._parked: deque[tuple[Any, Any]] | None = None
-        self._multiplexes = False
-        self._scheduled = False
-        self._held = False
-        """A request of this connection waits for the turn of the loop to run."""
-        self._backlog: _Backlog | None = None
-        self._outbox: Outbox | None = None
         self._reading = True
         self._waits_for_memory = False
         self._eof = False
         self._ending = _OPEN
         self._told = False
         self._ending_since_ms = 0
-        self._charged = 0
         self._heard_ms = self._network.now_ms
         self._stalled_bytes = 0
         self._stalled_since_ms = 0
@@ -205,276 +150,11 @@ class Connection(asyncio.BufferedProtocol):
             self._release()
         self._listener.forget(self)
 
-    # From bytes to requests to answers.
-
-    def _take(self, view: memoryview, may_hold: bool = False) -> None:
-        """Feed the session, perform what it cut, and keep the start of the next frame.
-
-        `may_hold`: `view` is the unused beginning of the scratch buffer, where a request may wait for the turn to run.
-        """
-        half = self._half
-        start = 0
-        while True:
-            try:
-                fed = self._session.feed(view[start:] if start else view)
-            except ProtocolError as error:
-                fed = Fed(0, 0, [], str(error))
-            except Exception:  # noqa: BLE001 - logged there with its traceback
-                self._crash()
-                return
-            consumed, needed, requests, fatal = fed
-            if requests:
-                if may_hold and len(requests) == 1 and consumed == len(view) and fatal is None and self._is_at_rest():
-                    self._held = True
-                    self._network.turn.add(self, requests[0], consumed)
-                    return
-                may_hold = False
-                waiting = self._perform(iter(requests))
-                if self._closed or self._ending:
-                    return
-                if waiting is not None:
-                    self._backlog = _Backlog(waiting, half.lend() or self._network.lend_scratch(), fatal)
-                    self._recharge()
-            if fatal is not None:
-                if self._backlog is None:
-                    self._end(fatal)
-                else:
-                    self._regulate()
-                return
-            start += consumed
-            rest = len(view) - start
-            if not rest:
-                half.performed()
-                break
-            if 0 < needed <= rest:
-                if not consumed:
-                    self._crash("the session took nothing of a whole frame")
-                    return
-                if self._backlog is None and not self._is_full():
-                    continue
-            frame_bytes = max(needed, rest)
-            if frame_bytes > self._network.settings.frame_bytes_max:
-                self._end(f"a frame of {frame_bytes} bytes is more than {self._network.settings.frame_bytes_max}")
-                return
-            half.keep(view, start, needed, self._network.now_ms)
-            break
-        if self._parked or self.stalled or self._charged or half.filled or self._outbox is not None:
-            self._recharge()
-            self._regulate()
-
-    def _perform(self, requests: Iterator[Any]) -> Iterator[Any] | None:
-        """Perform in order and send the answers; what remains when a bound stopped it."""
-        session = self._session
-        perform, answer = session.perform, session.answer
-        parked_max = self._network.settings.in_flight_requests_max
-        room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
-        parked = self._parked
-        out: list[Chunk] = []
-        size = 0
-        full = False
-        try:
-            for request in requests:
-                if full:
-                    self._send(out, size)
-                    out, size, full = [], 0, False
-                    if self._multiplexes and parked:
-                        self._leave()
-                    if self._closed:
-                        return None
-                    if self._is_full():
-                        return chain((request,), requests)
-                    room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
-                result = perform(request)
-                if parked or isinstance(result, Pending):
-                    parked = self._park(request, result)
-                    full = len(parked) >= parked_max
-                else:
-                    chunks = answer(request, result)
-                    for chunk in chunks:
-                        size += len(chunk)
-                    out += chunks
-                    if size > room:
-                        full = True
-        except ProtocolError as error:
-            self._send(out, size)
-            self._end(str(error))
-            return None
-        except Exception:  # noqa: BLE001 - logged there with its traceback
-            self._send(out, size)
-            self._crash()
-            return None
-        self._send(out, size)
-        if parked and not self._closed:
-            self._leave()
-        return None
-
-    def _is_at_rest(self) -> bool:
-        """Nothing is under way that a new request would have to wait for, or be counted with."""
-        return not (
-            self._parked
-            or self.stalled
-            or self._charged
-            or self._backlog is not None
-            or self._outbox is not None
-            or self._network.in_flight.pressed
-        )
-
-    def perform_held(self, request: Any) -> Any:
-        """The first half of a request that waited for the turn of the loop: its result, or the error that it ended in."""
-        if self._closed:
-            return None
-        try:
-            return self._session.perform(request)
-        except Exception as error:  # noqa: BLE001 - handled with the answer
-            return _Raised(error)
-
-    def answer_held(self, request: Any, result: Any) -> None:
-        """The second half, when all requests of the turn have been performed."""
-        self._held = False
-        if self._closed:
-            if isinstance(result, Pending):
-                result.abandon()
-            return
-        try:
-            if type(result) is _Raised:
-                raise result.error
-            if isinstance(result, Pending):
-                if not result.done:
-                    self._park(request, result)
-                    return
-                result = result.result
-            chunks = self._session.answer(request, result)
-        except ProtocolError as error:
-            self._end(str(error))
-            return
-        except Exception:  # noqa: BLE001 - logged there with its traceback
-            self._crash()
-            return
-        size = 0
-        for chunk in chunks:
-            size += len(chunk)
-        self._send(chunks, size)
-        if self._ending:
-            self._go_on_soon()
-
-    def _park(self, request: Any, result: Any) -> deque[tuple[Any, Any]]:
-        parked = self._parked
-        if parked is None:
-            parked = self._parked = deque()
-        parked.append((request, result))
-        if isinstance(result, Pending) and not result.done:
-            result.then(self._woken)
-        return parked
-
-    def _woken(self, _result: Any) -> None:
-        # Many requests end by one flush: their answers leave together, and never inside the broker's call.
-        self._go_on_soon()
-
-    def _go_on_soon(self) -> None:
-        if not self._scheduled and not self._closed:
-            self._scheduled = True
-            self._network.loop.call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        self._scheduled = False
-        if not self._closed and self._outbox is not None:
-            self._outbox.pump()
-        if not self._closed:
-            self.answers_moved()
-
-    def _leave(self) -> None:
-        """Send the answers at the head of the queue that have come, as far as the bound of unsent bytes allows."""
-        parked = self._parked
-        if self._multiplexes and parked:
-            _bring_forward(parked)
-        room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
-        out: list[Chunk] = []
-        size = 0
-        try:
-            while parked:
-                request, result = parked[0]
-                if isinstance(result, Pending):
-                    if not result.done:
-                        break
-                    result = result.result
-                if room < 0:
-                    break
-                parked.popleft()
-                chunks = self._session.answer(request, result)
-                for chunk in chunks:
-                    size += len(chunk)
-                out += chunks
-                if size > room:
-                    self._send(out, size)
-                    out, size = [], 0
-                    if self._closed:
-                        return
-                    room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
-        except ProtocolError as error:
-            self._send(out, size)
-            self._end(str(error))
-            return
-        except Exception:  # noqa: BLE001 - logged there with its traceback
-            self._send(out, size)
-            self._crash()
-            return
-        self._send(out, size)
-
-    def _send(self, out: list[Chunk], size: int) -> None:
-        """Everything in one write, unless something waits before it or a file has to be read."""
-        if not out or self._closed:
-            return
-        outbox = self._outbox
-        self._listener.bytes_sent += size
-        if not self.stalled and (outbox is None or not outbox.bytes_unsent) and FileRange not in map(type, out):
-            # uvloop writes when it has read every socket that was ready: a peer that serves many connections is then
-            # woken once, not by the first of them and again by each that follows.
-            write(self._network, self._transport, cast("list[bytes | bytearray | memoryview]", out), size)
-        else:
-            if outbox is None:
-                outbox = self._outbox = Outbox(self._network, self._transport, self)
-                # An outbox writes to the socket itself: the transport must be empty, or say that it is not.
-                self._transport.set_write_buffer_limits(high=0)
-            outbox.push(out, size)
-        if self.stalled or self._charged or outbox is not None:
-            self._recharge()
-
     # Flow control.
-
-    def answers_moved(self) -> None:
-        """There may be room again: let parked answers leave, perform the backlog, read on."""
-        if self._parked:
-            self._leave()
-        half = self._half
-        backlog = self._backlog
-        if backlog is not None and not self._closed and not self._is_full():
-            self._backlog = None
-            waiting = self._perform(backlog.requests)
-            if waiting is not None:
-                self._backlog = backlog._replace(requests=waiting)
-            else:
-                self._network.pool.give(backlog.borrowed)
-                if backlog.fatal is not None and not self._ending:
-                    self._end(backlog.fatal)
-        if half.is_whole() and half.buffer is not None and self._backlog is None and not self._ending:
-            if not self._is_full():
-                self._take(half.buffer[: half.filled])
-        if self._closed:
-            return
-        self._recharge()
-        self._regulate()
-        if self._ending and not self._has_unfinished():
-            self._finish()
 
     def memory_is_free(self) -> None:
         self._waits_for_memory = False
         self._regulate()
-
-    def _is_full(self) -> bool:
-        settings = self._network.settings
-        if self._parked is not None and len(self._parked) >= settings.in_flight_requests_max:
-            return True
-        return self._bytes_unsent() > settings.write_buffer_bytes_high
 
     def _regulate(self) -> None:
         """Read the socket, or stop: the one place that decides."""
@@ -499,29 +179,6 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.pause_reading()
 
-    def _bytes_unsent(self) -> int:
-        unsent = 0 if self._outbox is None else self._outbox.bytes_unsent
-        return unsent + self._transport.get_write_buffer_size()
-
-    def _has_unfinished(self) -> bool:
-        return self._held or bool(self._parked) or self._backlog is not None or self._bytes_unsent() > 0
-
-    def _recharge(self) -> None:
-        """Bring the common account up to date with what this connection holds in memory."""
-        if self._closed:
-            return
-        held = self._half.filled
-        if self.stalled:
-            held += self._transport.get_write_buffer_size()
-        if self._outbox is not None:
-            held += self._outbox.bytes_in_memory
-        if self._backlog is not None:
-            held += len(self._backlog.borrowed)
-        if held != self._charged:
-            delta = held - self._charged
-            self._charged = held
-            self._network.in_flight.charge(delta)
-
     # Deadlines and endings.
 
     def sweep(self, now_ms: int) -> None:
@@ -529,6 +186,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._closed:
             return
         settings = self._network.settings
+        deadlines = self._listener.deadlines
         slack_ms = settings.sweep_interval_ms
         half = self._half
         outbox = self._outbox
@@ -542,8 +200,8 @@ class Connection(asyncio.BufferedProtocol):
             if unsent != self._stalled_bytes or (outbox is not None and outbox.waits_for_disk):
                 self._stalled_bytes = unsent
                 self._stalled_since_ms = now_ms
-            elif now_ms - self._stalled_since_ms > settings.write_deadline_ms:
-                self._close(f"the peer took none of {unsent} waiting bytes for {settings.write_deadline_ms} ms")
+            elif now_ms - self._stalled_since_ms > deadlines.write_deadline_ms:
+                self._close(f"the peer took none of {unsent} waiting bytes for {deadlines.write_deadline_ms} ms")
                 return
         else:
             self._stalled_bytes = 0
@@ -556,14 +214,14 @@ class Connection(asyncio.BufferedProtocol):
             if not self._reading and not self._waits_for_memory:
                 # The peer cannot send the rest while we do not read. When memory is short the frame itself is to blame.
                 half.since_ms = now_ms
-            elif now_ms - half.since_ms > settings.frame_deadline_ms + slack_ms:
+            elif now_ms - half.since_ms > deadlines.frame_deadline_ms + slack_ms:
                 got = f"{half.filled} of {half.needed}" if half.needed else f"{half.filled}"
-                self._close(f"a frame was not whole after {settings.frame_deadline_ms} ms, with {got} bytes")
+                self._close(f"a frame was not whole after {deadlines.frame_deadline_ms} ms, with {got} bytes")
             return
         if half.buffer is not None:
             half.drop()
-        if now_ms - self._heard_ms > settings.idle_deadline_ms + slack_ms:
-            self._close(f"idle for {settings.idle_deadline_ms} ms", logging.INFO)
+        if now_ms - self._heard_ms > deadlines.idle_deadline_ms + slack_ms:
+            self._close(f"idle for {deadlines.idle_deadline_ms} ms", logging.INFO)
 
     def stop(self) -> None:
         """The listener stops: nothing more is read, started answers may leave."""
@@ -639,9 +297,8 @@ class Connection(asyncio.BufferedProtocol):
             self._charged = 0
         self._network.in_flight.forget(self)
         parked, self._parked = self._parked, None
-        for _request, result in parked or ():
-            if isinstance(result, Pending):
-                result.abandon()
+        if parked:
+            abandon(parked)
         try:
             self._session.closed()
         except Exception:
@@ -653,21 +310,3 @@ class Connection(asyncio.BufferedProtocol):
             self._told = True
             name, peer = self._listener.name, endpoint(self.peer.host, self.peer.port)
             logger.log(level, "%s connection from %s closed: %s", name, peer, printable(reason), exc_info=exc_info)
-
-
-def _bring_forward(parked: deque[tuple[Any, Any]]) -> None:
-    """Put the answers that may leave before those that wait; among requests of one key the order stays."""
-    waiting_keys: set[Any] = set()
-    come: list[tuple[Any, Any]] = []
-    waiting: list[tuple[Any, Any]] = []
-    for entry in parked:
-        request, result = entry
-        key = request.unordered_key
-        if key in waiting_keys or (isinstance(result, Pending) and not result.done):
-            waiting_keys.add(key)
-            waiting.append(entry)
-        else:
-            come.append(entry)
-    parked.clear()
-    parked.extend(come)
-    parked.extend(waiting)

@@ -12,6 +12,7 @@ from penstock.net.connection import Connection
 from penstock.net.log_lines import RareLine, endpoint
 from penstock.net.network import Network
 from penstock.net.session import Peer, Session
+from penstock.net.settings import Deadlines
 
 logger = logging.getLogger("penstock.net")
 
@@ -20,7 +21,13 @@ class Listener:
     """`name` is the dialect; the counts are plain attributes for whoever measures."""
 
     def __init__(
-        self, name: str, host: str, port: int, session_factory: Callable[[Peer], Session], network: Network
+        self,
+        name: str,
+        host: str,
+        port: int,
+        session_factory: Callable[[Peer], Session],
+        network: Network,
+        deadlines: Deadlines | None = None,
     ) -> None:
         self.name = name
         self.host = host
@@ -28,6 +35,8 @@ class Listener:
         """The bound port once started, where 0 was asked for."""
         self.session_factory = session_factory
         self.network = network
+        self.deadlines = deadlines or Deadlines()
+        """Those of its connections."""
         self.connections: set[Connection] = set()
         self.connections_accepted = 0
         self.connections_refused = 0

@@ -1,4 +1,4 @@
-"""What of the network can be set: one slotted value with the defaults of `model/limits.py`, shared by all listeners."""
+"""What of the network can be set, with the defaults of `model/limits.py`: shared by all listeners, or for each its own."""
 
 from __future__ import annotations
 
@@ -8,16 +8,27 @@ from penstock.model import limits
 
 
 @dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long the peers of one listener may take; clients of each protocol are used to another patience."""
+
+    frame_deadline_ms: int = limits.FRAME_DEADLINE_MS
+    """For a frame that has begun to arrive."""
+    idle_deadline_ms: int = limits.IDLE_DEADLINE_MS
+    """For the next frame to begin."""
+    write_deadline_ms: int = limits.WRITE_DEADLINE_MS
+    """For the next byte of a waiting answer to be taken."""
+
+
+@dataclass(frozen=True, slots=True)
 class NetSettings:
+    """Of all listeners together."""
+
     connections_max: int = limits.CONNECTIONS_MAX
     connections_per_ip_max: int = limits.CONNECTIONS_PER_IP_MAX
     frame_bytes_max: int = limits.FRAME_BYTES_MAX
     in_flight_requests_max: int = limits.IN_FLIGHT_REQUESTS_MAX
     in_flight_bytes_max: int = limits.IN_FLIGHT_BYTES_MAX
     write_buffer_bytes_high: int = limits.WRITE_BUFFER_BYTES_HIGH
-    frame_deadline_ms: int = limits.FRAME_DEADLINE_MS
-    idle_deadline_ms: int = limits.IDLE_DEADLINE_MS
-    write_deadline_ms: int = limits.WRITE_DEADLINE_MS
 
     scratch_bytes: int = limits.SCRATCH_BYTES
     pool_bytes_max: int = 64 * 1024 * 1024

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from penstock.net.connection import Connection
+    from penstock.net.exchange import Exchange
     from penstock.net.network import Network
 
 REQUEST_BYTES_MAX = 16 * 1024
@@ -36,10 +36,10 @@ class Turn:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._requests: list[tuple[Connection, Any]] = []
+        self._requests: list[tuple[Exchange, Any]] = []
         self.gatherer: Gatherer | None = None
 
-    def add(self, connection: Connection, request: Any, nbytes: int) -> None:
+    def add(self, connection: Exchange, request: Any, nbytes: int) -> None:
         """Take the request that a read of `nbytes` into the scratch buffer delivered."""
         network = self._network
         requests = self._requests

@@ -11,7 +11,7 @@ replaces those of one dialect, and `--listen` flags replace all of them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from penstock.server.config_schema import (
     address,
     env_name,
 )
+from penstock.server.deadlines import FIELDS, deadlines_of
 
 __all__ = ["Config", "Listener", "Source", "load", "sources"]
 
@@ -66,10 +67,25 @@ def sources(config: Config) -> list[Source]:
     rows = [source("data_dir", str(config.data_dir))]
     for dialect, listeners in config.listeners.items():
         name = f"listeners.{dialect}"
-        rows.extend(source(name, str(listener)) for listener in listeners)
+        for listener in listeners:
+            rows.append(source(name, str(listener)))
+            for field, value in _beside_the_address(dialect, listener, config):
+                said = getattr(listener, field) is not None
+                rows.append(source(f"{name}.{field}", value, name if said else None))
     rows.extend(source(key.name, getattr(getattr(config, key.section), key.field)) for key in KEYS.values())
     rows.extend(source(f"topic_defaults.{name}", value) for name, value in config.topic_defaults.items())
     return rows
+
+
+def _beside_the_address(dialect: str, listener: Listener, config: Config) -> Iterator[tuple[str, Any]]:
+    """What was said of a listener, and the deadlines that it has though `net` has others."""
+    for field in _NOT_FOR_KAFKA:
+        if getattr(listener, field) is not None:
+            yield field, getattr(listener, field)
+    deadlines = deadlines_of(dialect, listener, config)
+    for field in FIELDS:
+        if getattr(deadlines, field) != getattr(config.net, field) or getattr(listener, field) is not None:
+            yield field, getattr(deadlines, field)
 
 
 class _Found:

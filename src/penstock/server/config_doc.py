@@ -16,9 +16,11 @@ from penstock.server.config_schema import (
     DIALECTS,
     KEYS,
     SECTIONS,
+    Config,
     Listener,
     env_name,
 )
+from penstock.server.deadlines import FIELDS, deadlines_of
 
 _INTRO = """\
 # Configuration
@@ -37,6 +39,10 @@ listeners:
     - host: 0.0.0.0
       port: 19092
       advertised_host: broker.example.org
+  fluxgo:
+    host: 127.0.0.1
+    port: 9898
+    idle_deadline_ms: 60000
 storage:
   flush: acks
 topic_defaults:
@@ -51,6 +57,11 @@ A mapping from dialect to one or several addresses, each `HOST:PORT` or a mappin
 environment: `PENSTOCK_LISTENERS__KAFKA=127.0.0.1:9092,0.0.0.0:19092`. On the command line: `--listen kafka=HOST:PORT`,
 once for each address; these replace all listeners of the file and the environment. A file's listeners replace the
 default ones.
+"""
+
+_DEADLINES = """\
+A deadline that a listener does not set is the one that is set under `net`. Where that is not set either, it is that of the
+dialect: FluxGo's and FlyMQ's are those of the originals, the others are ours.
 """
 
 _TOPIC_DEFAULTS = """\
@@ -71,11 +82,16 @@ def _lines() -> Iterator[str]:
         [("`data_dir`", "`PENSTOCK_DATA_DIR`", f"`{DATA_DIR_DEFAULT}`", DATA_DIR_DOC)],
     )
     yield from _heading("listeners", _LISTENERS)
-    rows = [(f"`{dialect}`", f"`{listener}`") for dialect, listener in DIALECTS.items()]
-    yield from _table(("dialect", "default"), rows)
-    yield ""
     fields = msgspec.structs.fields(Listener)
     yield from _table(("field", "meaning"), [(f"`{f.name}`", typing.get_args(f.type)[1].description) for f in fields])
+    yield ""
+    yield _DEADLINES
+    unset = Config()
+    rows = []
+    for dialect, listener in DIALECTS.items():
+        deadlines = deadlines_of(dialect, listener, unset)
+        rows.append((f"`{dialect}`", f"`{listener}`", *(f"`{getattr(deadlines, field)}`" for field in FIELDS)))
+    yield from _table(("dialect", "default address", *(f"`{field}`" for field in FIELDS)), rows)
     for section, struct in SECTIONS.items():
         yield from _heading(section, f"{struct.__doc__}\n")
         yield from _table(

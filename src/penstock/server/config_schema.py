@@ -22,6 +22,8 @@ ENV_PREFIX = "PENSTOCK_"
 DATA_DIR_DEFAULT = "./penstock-data"
 DATA_DIR_DOC = "Where the logs are kept; made when it is not there. One broker a directory."
 
+_Ms = Annotated[int, Meta(ge=1)]
+
 
 class Listener(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An address to listen on, and the one that clients are told when it is another."""
@@ -54,6 +56,15 @@ class Listener(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "kafka."
         ),
     ] = None
+    frame_deadline_ms: Annotated[_Ms | None, Meta(description="As net.frame_deadline_ms, for this listener alone.")] = (
+        None
+    )
+    idle_deadline_ms: Annotated[_Ms | None, Meta(description="As net.idle_deadline_ms, for this listener alone.")] = (
+        None
+    )
+    write_deadline_ms: Annotated[_Ms | None, Meta(description="As net.write_deadline_ms, for this listener alone.")] = (
+        None
+    )
 
     def __str__(self) -> str:
         text = address(self.host, self.port)
@@ -172,13 +183,20 @@ class NetSection(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = limits.IN_FLIGHT_BYTES_MAX
     frame_deadline_ms: Annotated[
-        int, Meta(ge=1, description="A request that has begun to arrive must be there within this time.")
+        int,
+        Meta(
+            ge=1, description="A request that has begun to arrive must be there within this time. Listeners may differ."
+        ),
     ] = limits.FRAME_DEADLINE_MS
-    idle_deadline_ms: Annotated[int, Meta(ge=1, description="A connection that is quiet for so long is closed.")] = (
-        limits.IDLE_DEADLINE_MS
-    )
+    idle_deadline_ms: Annotated[
+        int, Meta(ge=1, description="A connection that is quiet for so long is closed. Listeners may differ.")
+    ] = limits.IDLE_DEADLINE_MS
     write_deadline_ms: Annotated[
-        int, Meta(ge=1, description="A peer that takes nothing of a waiting answer for so long is cut off.")
+        int,
+        Meta(
+            ge=1,
+            description="A peer that takes nothing of a waiting answer for so long is cut off. Listeners may differ.",
+        ),
     ] = limits.WRITE_DEADLINE_MS
     uvloop: Annotated[bool, Meta(description="Use uvloop where it is installed; else asyncio's own loop.")] = True
     sendfile: Annotated[

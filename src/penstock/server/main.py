@@ -25,6 +25,7 @@ from penstock.net.settings import NetSettings
 from penstock.server import log_format
 from penstock.server.config_schema import Config, address
 from penstock.server.config_schema import Listener as Address
+from penstock.server.deadlines import deadlines_of
 from penstock.server.dialects import session_maker
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.system import shortfalls
@@ -69,7 +70,8 @@ class Server:
 
     async def _listen(self, dialect: str, at: Address) -> None:
         make_session = session_maker(dialect, self._engine, self._config, at, at.port)
-        listener = Listener(dialect, at.host, at.port, make_session, self._network)
+        deadlines = deadlines_of(dialect, at, self._config)
+        listener = Listener(dialect, at.host, at.port, make_session, self._network, deadlines)
         await listener.start()
         if at.port == 0:
             # only now is the port known that clients are to be told
@@ -122,9 +124,6 @@ def net_settings(config: Config) -> NetSettings:
         connections_per_ip_max=net.connections_per_ip_max,
         frame_bytes_max=net.frame_bytes_max,
         in_flight_bytes_max=net.in_flight_bytes_max,
-        frame_deadline_ms=net.frame_deadline_ms,
-        idle_deadline_ms=net.idle_deadline_ms,
-        write_deadline_ms=net.write_deadline_ms,
         uvloop=net.uvloop,
         sendfile=net.sendfile,
     )
