@@ -8,6 +8,7 @@ performed, so that whoever still borrows from it reads zeros.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any, Self
 from penstock.broker.embedded import EmbeddedEngine, EngineSettings
 from penstock.broker.engine import Acks, NewTopic, RunAppended
 from penstock.coordination.group_commands import FetchOffsets, JoinGroup
+from penstock.model.chunks import Chunk, FileRange
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
 from penstock.net.listener import Listener
@@ -169,8 +171,7 @@ class InProcessPeer:
         out = []
         for request, result in answers:
             chunks = self.session.answer(request, self._broker.wait(result))
-            assert all(isinstance(chunk, bytes | bytearray | memoryview) for chunk in chunks)
-            out.append(b"".join(chunks))  # type: ignore[arg-type]
+            out.append(b"".join(map(_bytes_of, chunks)))
         return out
 
     @property
@@ -179,6 +180,12 @@ class InProcessPeer:
 
     def close(self) -> None:
         self.session.closed()
+
+
+def _bytes_of(chunk: Chunk) -> bytes:
+    if isinstance(chunk, FileRange):
+        return os.pread(chunk.file.fileno(), chunk.length, chunk.position)
+    return bytes(chunk)
 
 
 class SocketBroker:

@@ -82,6 +82,15 @@ class RunAppended(NamedTuple):
     text: str = ""
 
 
+class LargeRecord(NamedTuple):
+    """A record without headers whose value can leave from where it lies in the log."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: FileRange
+
+
 class RecordsRead(NamedTuple):
     """Committed records in offset order: no control records, nothing of open or aborted transactions."""
 
@@ -92,6 +101,14 @@ class RecordsRead(NamedTuple):
     log_start_offset: int = -1
     high_watermark: int = -1
     """Where committed records end: the last stable offset."""
+    larges: Sequence[LargeRecord] = ()
+    """Instead of `records`, when the caller takes large ones so."""
+
+    @property
+    def first(self) -> Record | LargeRecord | None:
+        if self.records:
+            return self.records[0]
+        return self.larges[0] if self.larges else None
 
 
 class OffsetFound(NamedTuple):
@@ -182,11 +199,20 @@ class Engine(Protocol):
         ...
 
     def read_records(
-        self, topic: str, partition: int, offset: int, max_records: int, max_bytes: int, max_wait_ms: int = 0
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_records: int,
+        max_bytes: int,
+        max_wait_ms: int = 0,
+        *,
+        large: bool = False,
     ) -> RecordsRead | Pending[RecordsRead]:
         """Up to `max_records` committed records from `offset` on, at least one if there is one; `max_bytes` counts keys
         and values. At the end it waits up to `max_wait_ms` for more; for a record whose flush is under way it always
-        waits. An offset outside the log is OFFSET_OUT_OF_RANGE (the log end itself is not)."""
+        waits. An offset outside the log is OFFSET_OUT_OF_RANGE (the log end itself is not). With `large`
+        records with large values may come by themselves, as ranges of their file (`RecordsRead.larges`)."""
         ...
 
     def read(

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
-from penstock.broker.engine import Isolation, Read, ReadResult, RecordsRead
+from penstock.broker.engine import Isolation, LargeRecord, Read, ReadResult, RecordsRead
+from penstock.broker.large_values import has_large_values, large_records
 from penstock.broker.partition import Partition
 from penstock.broker.reads import Reads
 from penstock.broker.record_cache import DecodedBatch, RecordCache
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
-from penstock.records.batch import Batch, BatchError, whole_batches
+from penstock.records.batch import HEADER_BYTES, Batch, BatchError, whole_batches
 from penstock.records.record import Record
 from penstock.storage.files import Cold, DiskFailed
 from penstock.storage.log import PartitionLog
@@ -32,12 +34,30 @@ AT_HAND_BYTES_MAX = 2 * 1024
 FLUSH_WAIT_MS = 30_000
 
 
+class _Large(Exception):
+    """The batch has large values, which the caller takes as ranges of the file."""
+
+    def __init__(self, segment: Segment, position: int, header: Batch) -> None:
+        self.segment = segment
+        self.position = position
+        self.header = header
+
+
 class _Slow(Exception):
     """The batch has to be fetched or unpacked elsewhere first."""
 
     def __init__(self, segment: Segment, place: Place) -> None:
         self.segment = segment
         self.place = place
+
+
+class _Wanted(NamedTuple):
+    """What a reader asks of a partition."""
+
+    offset: int
+    max_records: int
+    max_bytes: int
+    large: bool
 
 
 class RecordReads:
@@ -57,7 +77,15 @@ class RecordReads:
         """Who waits for batches that a thread is unpacking."""
 
     def read(
-        self, topic: str, index: int, offset: int, max_records: int, max_bytes: int, max_wait_ms: int = 0
+        self,
+        topic: str,
+        index: int,
+        offset: int,
+        max_records: int,
+        max_bytes: int,
+        max_wait_ms: int = 0,
+        *,
+        large: bool = False,
     ) -> RecordsRead | Pending[RecordsRead]:
         partition = self._partitions.get((topic, index))
         if partition is None:
@@ -66,19 +94,17 @@ class RecordReads:
             at_hand = self._at_hand(partition, offset, max_records, max_bytes)
             if at_hand is not None:
                 return at_hand
-        return self._read(partition, offset, max_records, max_bytes, max_wait_ms)
+        return self._read(partition, _Wanted(offset, max_records, max_bytes, large), max_wait_ms)
 
-    def _read(
-        self, partition: Partition, offset: int, max_records: int, max_bytes: int, max_wait_ms: int
-    ) -> RecordsRead | Pending[RecordsRead]:
+    def _read(self, partition: Partition, wanted: _Wanted, max_wait_ms: int) -> RecordsRead | Pending[RecordsRead]:
         try:
-            found = self._look(partition, offset, max_records, max_bytes)
+            found = self._look(partition, wanted)
         except (Cold, _Slow) as slow:
-            return self._later(slow, partition, offset, max_records, max_bytes, max_wait_ms)
-        wait_ms = self._wait_ms(partition, offset, found, max_wait_ms)
+            return self._later(slow, partition, wanted, max_wait_ms)
+        wait_ms = self._wait_ms(partition, wanted.offset, found, max_wait_ms)
         if wait_ms <= 0:
             return found
-        return self._when_more(partition, offset, max_records, max_bytes, wait_ms)
+        return self._when_more(partition, wanted, wait_ms)
 
     # ------------------------------------------------------------------------------------------------ now
 
@@ -116,7 +142,8 @@ class RecordReads:
             return RecordsRead(Fault.STORAGE_ERROR, (), offset, start, end)
         return None
 
-    def _look(self, partition: Partition, offset: int, max_records: int, max_bytes: int) -> RecordsRead:
+    def _look(self, partition: Partition, wanted: _Wanted) -> RecordsRead:
+        offset, max_records, max_bytes, large = wanted
         log = partition.log
         if log is None:
             return RecordsRead(Fault.STORAGE_ERROR)
@@ -127,7 +154,7 @@ class RecordReads:
         size = 0
         at = offset
         try:
-            for batch in self._batches(log, at):
+            for batch in self._batches(log, at, large_below=end if large else 0):
                 if batch.base_offset >= end:
                     at = end
                     break
@@ -147,13 +174,21 @@ class RecordReads:
             if not records:
                 raise
             at = records[-1].offset + 1  # what is at hand is an answer; the next read fetches on
+        except _Large as at_batch:
+            if not records:
+                larges = _larges(log, at_batch, wanted, max(at, at_batch.header.base_offset), end)
+                if not larges:
+                    return self._look(partition, wanted._replace(large=False))
+                return RecordsRead(Fault.NONE, (), larges[-1].offset + 1, start, end, larges)
+            at = records[-1].offset + 1
         except (DiskFailed, BatchError):
             if not records:
                 return RecordsRead(Fault.STORAGE_ERROR, (), offset, start, end)
         return RecordsRead(Fault.NONE, records, min(at, end), start, end)
 
-    def _batches(self, log: PartitionLog, offset: int) -> Iterator[DecodedBatch]:
-        """The decoded batches from the one that holds `offset` on. Raises Cold and _Slow."""
+    def _batches(self, log: PartitionLog, offset: int, large_below: int) -> Iterator[DecodedBatch]:
+        """The decoded batches from the one that holds `offset` on. Raises Cold and _Slow, and _Large at a batch of large
+        values that begins below `large_below`."""
         while offset < log.log_end_offset:
             known = self._cache.find(log.segments[log.segment_at(offset)], offset)
             if known is not None:
@@ -164,16 +199,16 @@ class RecordReads:
             if located is None:
                 return
             segment, place = located
-            span = self._decoded(segment, place.position)
+            span = self._decoded(segment, place.position, large_below)
             # whoever begins at the first record of a batch walks the log: all that the read brought is kept at once
             for batch in list(span) if offset == place.base_offset else span:
                 yield batch
                 offset = batch.last_offset + 1
 
-    def _decoded(self, segment: Segment, position: int) -> Iterator[DecodedBatch]:
+    def _decoded(self, segment: Segment, position: int, large_below: int) -> Iterator[DecodedBatch]:
         """The batches that one read brings, at least one; they are in the cache then."""
         first = True
-        for batch in self._span(segment, position):
+        for batch in self._span(segment, position, large_below):
             try:
                 decoded = DecodedBatch(batch)
             except BatchError:
@@ -185,10 +220,12 @@ class RecordReads:
             yield decoded
 
     @staticmethod
-    def _span(segment: Segment, position: int) -> Iterator[Batch]:
+    def _span(segment: Segment, position: int, large_below: int) -> Iterator[Batch]:
         """The batches that one read brings, at least one. A large compressed one is left to a thread."""
         span = segment.read_span_now(position, min(SPAN_BYTES, segment.size - position))
         header = Batch.of_header(span)
+        if header.base_offset < large_below and has_large_values(header):
+            raise _Large(segment, position, header)
         if header.compression and header.size > UNPACK_ON_LOOP_BYTES_MAX:
             raise _Slow(segment, Place(position, header.size, header.base_offset, header.last_offset, -1, -1))
         if header.size > len(span):
@@ -210,20 +247,14 @@ class RecordReads:
     # ------------------------------------------------------------------------------------------------ later
 
     def _later(
-        self,
-        slow: Cold | _Slow,
-        partition: Partition,
-        offset: int,
-        max_records: int,
-        max_bytes: int,
-        max_wait_ms: int,
+        self, slow: Cold | _Slow, partition: Partition, wanted: _Wanted, max_wait_ms: int
     ) -> Pending[RecordsRead]:
         answer: Pending[RecordsRead] = Pending()
 
         def go_on() -> None:
             if answer.done:
                 return
-            found = self._read(partition, offset, max_records, max_bytes, max_wait_ms)
+            found = self._read(partition, wanted, max_wait_ms)
             if isinstance(found, Pending):
                 found.then(answer.complete)
             else:
@@ -244,7 +275,7 @@ class RecordReads:
             if done.exception() is None:
                 go_on()
             else:
-                answer.complete(RecordsRead(Fault.STORAGE_ERROR, (), offset))
+                answer.complete(RecordsRead(Fault.STORAGE_ERROR, (), wanted.offset))
 
         waiting = self._unpacking.get(key)
         if waiting is not None:
@@ -257,24 +288,24 @@ class RecordReads:
 
     @staticmethod
     def _wait_ms(partition: Partition, offset: int, found: RecordsRead, max_wait_ms: int) -> int:
-        if found.fault is not Fault.NONE or found.records:
+        if found.fault is not Fault.NONE or found.first is not None:
             return 0
         log = partition.log
         if log is not None and offset < log.log_end_offset and partition.high_watermark < log.log_end_offset:
             return max(max_wait_ms, FLUSH_WAIT_MS)  # its flush is under way
         return max_wait_ms
 
-    def _when_more(
-        self, partition: Partition, offset: int, max_records: int, max_bytes: int, wait_ms: int
-    ) -> Pending[RecordsRead]:
+    def _when_more(self, partition: Partition, wanted: _Wanted, wait_ms: int) -> Pending[RecordsRead]:
         """Wait as a fetch does, then look again, once."""
         topic, index = partition.id
         end = partition.last_stable_offset
-        waited = self._reads.read([Read(topic, index, max(offset, end), 1)], 1, 1, wait_ms, Isolation.READ_COMMITTED)
+        waited = self._reads.read(
+            [Read(topic, index, max(wanted.offset, end), 1)], 1, 1, wait_ms, Isolation.READ_COMMITTED
+        )
         answer: Pending[RecordsRead] = Pending(waited.abandon if isinstance(waited, Pending) else None)
 
         def came(_: list[ReadResult]) -> None:
-            found = self._read(partition, offset, max_records, max_bytes, 0)
+            found = self._read(partition, wanted, 0)
             if isinstance(found, Pending):
                 found.then(answer.complete)
             else:
@@ -285,6 +316,35 @@ class RecordReads:
         else:
             came(waited)
         return answer
+
+
+def _larges(log: PartitionLog, first: _Large, wanted: _Wanted, offset: int, end: int) -> list[LargeRecord]:
+    """The records with large values from `offset` on, in the batch `first` and those behind it; up to the first other."""
+    found: list[LargeRecord] = []
+    size = 0
+    segment, position, header = first.segment, first.position, first.header
+    try:
+        while True:
+            for record in large_records(segment, position, header, offset):
+                size += len(record.key or b"") + len(record.value)
+                if found and size > wanted.max_bytes:
+                    return found
+                found.append(record)
+                offset = record.offset + 1
+                if size >= wanted.max_bytes or len(found) >= wanted.max_records:
+                    return found
+            located = log.locate(offset) if header.last_offset < offset < end else None
+            if located is None:
+                return found
+            segment, position = located[0], located[1].position
+            header = Batch.of_header(segment.read_span_now(position, HEADER_BYTES))
+            if header.base_offset >= end or not has_large_values(header):
+                return found
+            offset = max(offset, header.base_offset)
+    except Cold:
+        if not found:
+            raise
+        return found
 
 
 def _unpacked(segment: Segment, place: Place) -> DecodedBatch:

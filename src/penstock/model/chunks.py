@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -29,3 +30,24 @@ class FileRange:
 
 
 Chunk = bytes | bytearray | memoryview | FileRange
+
+
+def joined(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The same answer in as few chunks as it can have."""
+    try:
+        return [b"".join(chunks)]  # type: ignore[arg-type]  # a range cannot be joined
+    except TypeError:
+        pass
+    few: list[Chunk] = []
+    held: list[bytes | bytearray | memoryview] = []
+    for chunk in chunks:
+        if not isinstance(chunk, FileRange):
+            held.append(chunk)
+            continue
+        if held:
+            few.append(b"".join(held))
+            held = []
+        few.append(chunk)
+    if held:
+        few.append(b"".join(held))
+    return few

@@ -566,3 +566,22 @@ def test_metadata_describes_the_broker_and_the_topics(broker: Broker, wire: Wire
     assert list(topics) == ["a", "b"]
     assert described("b", "nowhere", "a/b")[2] == {"b": (0, rows), "nowhere": (3, []), "a/b": (17, [])}
     assert described("__consumer_offsets")[2]["__consumer_offsets"][0] == 0
+
+
+def test_large_values_come_whole_and_as_many_as_fit(wire: Wire) -> None:
+    sizes = [5, 270_000, 262_144, 800_000, 3]
+    for at, size in enumerate(sizes):
+        value = (b"%d." % at * size)[:size]
+        assert wire.api(0, s("t") + i32(0) + batch(message(value, b"key", timestamp=1_000 + at))).error == 0
+    for version in (0, 1):
+        offset, seen = 0, []
+        while offset < len(sizes):
+            answer = wire.api(1, api_fetch_payload("t", 0, offset, 600_000), version=version, stream=version * 7)
+            _, found = fetched(answer.payload)
+            assert 1 <= len(found) <= 2
+            seen += found
+            offset = found[-1].offset + 1
+        assert [(row.key, len(row.value), row.timestamp) for row in seen] == [
+            (b"key", size, 1_000 + at) for at, size in enumerate(sizes)
+        ]
+        assert all(row.value == (b"%d." % at * len(row.value))[: len(row.value)] for at, row in enumerate(seen))

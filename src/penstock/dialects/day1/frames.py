@@ -20,6 +20,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from penstock.model.chunks import Chunk, FileRange, joined
+
 Bytes = bytes | memoryview
 
 LENGTH = struct.Struct(">I")
@@ -133,14 +135,14 @@ def produce_answers(base_offset: int, counts: Iterable[int]) -> bytes:
     return b"".join([pack(_PRODUCE_ANSWER_LENGTH, PRODUCE_KEY, 0, base) for base in bases])
 
 
-def item(offset: int, key: bytes, value: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+def item(offset: int, key: bytes, value: bytes | FileRange) -> tuple[bytes, bytes, bytes, bytes | FileRange]:
     """The parts of a record in a fetch answer."""
     return _ITEM_HEADER.pack(offset, len(key)), key, _U32.pack(len(value)), value
 
 
-def fetch_answer(parts: Sequence[bytes], count: int) -> bytes:
-    header = _FETCH_HEADER.pack(FETCH_HEADER_BYTES + sum(map(len, parts)), FETCH_KEY, 0, count)
-    return b"".join((header, *parts))
+def fetch_answer(parts: Sequence[Chunk], count: int) -> list[Chunk]:
+    """The answer with these records; its parts are joined as far as they are in memory."""
+    return joined((_FETCH_HEADER.pack(FETCH_HEADER_BYTES + sum(map(len, parts)), FETCH_KEY, 0, count), *parts))
 
 
 def error_answer(text: str) -> bytes:

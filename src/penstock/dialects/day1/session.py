@@ -50,7 +50,7 @@ _ONE = b"\x00\x01"
 _KEY_LENGTH_BYTES = 2
 _LENGTHS = struct.Struct(">HI")
 """Of key and value, when the key is empty."""
-_EMPTY_FETCH = fetch_answer((), 0)
+[_EMPTY_FETCH] = fetch_answer((), 0)
 
 
 class ProduceRun:
@@ -207,7 +207,7 @@ class Day1Session(HoldingSession):
             return RunAppended(Fault.STORAGE_ERROR)
         return RunAppended(Fault.NONE, partition.log.log_end_offset)
 
-    def _fetch(self, request: Fetch) -> bytes | Pending[bytes]:
+    def _fetch(self, request: Fetch) -> list[Chunk] | Pending[list[Chunk]]:
         topic, index, offset, max_bytes = request
         engine = self._service.engine
         partition = engine.partition(topic, index)
@@ -215,22 +215,24 @@ class Day1Session(HoldingSession):
             try:
                 topic_name(topic)
             except BrokerError as error:
-                return error_answer(errors.fetch_error(error.fault, error.text))
-            return _EMPTY_FETCH
+                return [error_answer(errors.fetch_error(error.fault, error.text))]
+            return [_EMPTY_FETCH]
         room = self._service.settings.frame_bytes_max - FETCH_HEADER_BYTES
         items_max = max_bytes // ITEM_OVERHEAD_BYTES
         if not items_max:
-            return _EMPTY_FETCH
+            return [_EMPTY_FETCH]
         if items_max > ITEMS_MAX:
             items_max = ITEMS_MAX
         log = partition.log
         if log is None:
-            return error_answer(errors.fetch_error(Fault.STORAGE_ERROR))
+            return [error_answer(errors.fetch_error(Fault.STORAGE_ERROR))]
         # While it waits for a flush, produces behind it are performed: a request sees nothing of what came after it.
         end = log.log_end_offset
         first = max(offset, log.log_start_offset)
         # What items have beside key and value is counted here and not by the broker: the second may be one too many.
-        found = engine.read_records(topic, index, first, items_max, min(max_bytes, room) - ITEM_OVERHEAD_BYTES)
+        found = engine.read_records(
+            topic, index, first, items_max, min(max_bytes, room) - ITEM_OVERHEAD_BYTES, large=True
+        )
         if isinstance(found, Pending):
             return found.map(lambda read: _fetched(read, end, max_bytes, room))
         return _fetched(found, end, max_bytes, room)
@@ -241,7 +243,8 @@ class Day1Session(HoldingSession):
         if type(request) is ProduceRun:
             return [_answer_run(request, result)]
         if type(request) is Fetch:
-            return [result]
+            fetched: list[Chunk] = result
+            return fetched
         assert type(request) is Malformed
         return [error_answer(request.text)]
 
@@ -261,25 +264,25 @@ def _answer_run(run: ProduceRun, result: RunAppended) -> bytes:
     return produce_answers(result.base_offset, counts[:written]) + refused * (len(counts) - written)
 
 
-def _fetched(read: RecordsRead, end: int, max_bytes: int, room: int) -> bytes:
+def _fetched(read: RecordsRead, end: int, max_bytes: int, room: int) -> list[Chunk]:
     """The records below `end` that fit, by the strict rule: not even the first may be larger than what was asked for. A
     record that no answer could hold is an error that names it, so that the reader can step over it."""
     if read.fault is not Fault.NONE:
         if read.fault is Fault.OFFSET_OUT_OF_RANGE:
-            return _EMPTY_FETCH
-        return error_answer(errors.fetch_error(read.fault))
-    parts: list[bytes] = []
+            return [_EMPTY_FETCH]
+        return [error_answer(errors.fetch_error(read.fault))]
+    parts: list[Chunk] = []
     size = count = 0
-    for record in read.records:
+    for record in read.larges or read.records:
         if record.offset >= end:
             break
-        key, value = record.key or b"", record.value or b""
+        key, value = record.key or b"", b"" if record.value is None else record.value
         item_bytes = ITEM_OVERHEAD_BYTES + len(key) + len(value)
         if len(key) > KEY_BYTES_MAX or item_bytes > room:
             if count:
                 break
             text = f"the record at offset {record.offset} has a key of {len(key)} and a value of {len(value)} bytes"
-            return error_answer(errors.fetch_error(Fault.MESSAGE_TOO_LARGE, f"{text}, more than an answer holds"))
+            return [error_answer(errors.fetch_error(Fault.MESSAGE_TOO_LARGE, f"{text}, more than an answer holds"))]
         size += item_bytes
         if size > max_bytes or size > room:
             break

@@ -46,7 +46,7 @@ from penstock.dialects.fluxgo.frames import (
     read_request,
 )
 from penstock.dialects.fluxgo.service import FluxGoService
-from penstock.model.chunks import Chunk
+from penstock.model.chunks import Chunk, FileRange
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fed import Fed
 from penstock.model.ids import is_group_name, topic_name
@@ -58,6 +58,10 @@ JOIN_BYTES_MAX = 16 * 1024
 """A larger record leaves by itself, behind its header."""
 _GROUP_NAME_REFUSED = ("..", "/", "\\")
 """As FluxGo refuses them: it makes file names of groups."""
+
+
+Consumed = tuple[Code, bytes | FileRange]
+"""What a consume is answered: a record, or what is wrong."""
 
 
 class ProduceRun:
@@ -175,17 +179,17 @@ class FluxGoSession(HoldingSession):
 
         return self._hold_until(making, made)
 
-    def _consume(self, request: Consume) -> tuple[Code, bytes] | Pending[tuple[Code, bytes]]:
+    def _consume(self, request: Consume) -> Consumed | Pending[Consumed]:
         topic, partition, offset = request
         if offset > OFFSET_MAX:
             offset = OFFSET_MAX
         engine = self._service.engine
         frame_bytes_max = self._service.settings.frame_bytes_max
-        found = engine.read_records(topic, partition, offset, 1, frame_bytes_max)
+        found = engine.read_records(topic, partition, offset, 1, frame_bytes_max, large=True)
         if not isinstance(found, Pending):
             if not _is_before_start(found, offset):
                 return _consumed(found, offset, frame_bytes_max)
-            found = engine.read_records(topic, partition, found.log_start_offset, 1, frame_bytes_max)
+            found = engine.read_records(topic, partition, found.log_start_offset, 1, frame_bytes_max, large=True)
         return when(found, lambda read: _consumed(read, offset, frame_bytes_max))
 
     def _commit(self, request: CommitOffset) -> Any:
@@ -230,7 +234,7 @@ class FluxGoSession(HoldingSession):
             return [_answer_run(len(request.values), result)]
         if type(request) is Consume:
             code, payload = result
-            if code is Code.NONE and len(payload) > JOIN_BYTES_MAX:
+            if len(payload) > JOIN_BYTES_MAX and code is Code.NONE:
                 return [answer_header(len(payload)), payload]
             return [answer(code, payload)]
         if type(request) is CommitOffset:
@@ -251,16 +255,16 @@ def _answer_run(count: int, result: RunAppended) -> bytes:
     return offset_answers(result.base_offset, result.written) + refused * (count - result.written)
 
 
-def _consumed(read: RecordsRead, offset: int, frame_bytes_max: int) -> tuple[Code, bytes]:
+def _consumed(read: RecordsRead, offset: int, frame_bytes_max: int) -> Consumed:
     if read.fault is not Fault.NONE:
         if _is_before_start(read, offset):
             return _gone(offset, read.log_start_offset)
         return errors.consume_error(read.fault)
-    if read.records:
-        record = read.records[0]
+    record = read.first
+    if record is not None:
         if record.offset != offset:
             return _gone(offset, record.offset)
-        value = record.value or b""
+        value = b"" if record.value is None else record.value
         if len(value) >= frame_bytes_max:
             text = f"the record at offset {offset} has {len(value)} bytes, more than a frame of {frame_bytes_max} holds"
             return errors.consume_error(Fault.MESSAGE_TOO_LARGE, text)

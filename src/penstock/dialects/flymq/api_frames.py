@@ -267,10 +267,15 @@ def _cut_batches(
 
 
 def answer(key: int, version: int, stream: int, payload: bytes, fault: Fault = Fault.NONE) -> bytes:
+    return answer_head(key, version, stream, len(payload), fault) + payload
+
+
+def answer_head(key: int, version: int, stream: int, payload_bytes: int, fault: Fault = Fault.NONE) -> bytes:
+    """What stands before a payload."""
     if version == STREAMED:
-        size = _STREAM_ANSWER.size - LENGTH_BYTES + len(payload)
-        return _STREAM_ANSWER.pack(size, key, version, stream, CODES[fault]) + payload
-    return _ANSWER.pack(_ANSWER.size - LENGTH_BYTES + len(payload), key, version, CODES[fault]) + payload
+        size = _STREAM_ANSWER.size - LENGTH_BYTES + payload_bytes
+        return _STREAM_ANSWER.pack(size, key, version, stream, CODES[fault])
+    return _ANSWER.pack(_ANSWER.size - LENGTH_BYTES + payload_bytes, key, version, CODES[fault])
 
 
 def error(key: int, version: int, stream: int, fault: Fault, text: str) -> bytes:

@@ -12,7 +12,9 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from penstock.broker.engine import LargeRecord
 from penstock.dialects.flymq.wire import I32, I64, STRING_BYTES_MAX, U16, U32, Reader, raw_string, too_short
+from penstock.model.chunks import Chunk
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.limits import HEADERS_PER_RECORD_MAX
 from penstock.records.batch import BatchError
@@ -134,7 +136,26 @@ def batch_of_one(record: Record, hard_bytes_max: int) -> bytes:
     return _HEAD.pack(record.offset, 0, PLAIN, size) + message
 
 
-def _too_large(record: Record, size: int, hard_bytes_max: int) -> BrokerError:
+def large_batches(records: Sequence[LargeRecord], bytes_max: int, hard_bytes_max: int) -> tuple[int, list[Chunk]]:
+    """As `batches_of`, with a batch for each record, whose value leaves from the log's file."""
+    parts: list[Chunk] = []
+    total = taken = 0
+    for record in records:
+        key, value = record.key or b"", record.value
+        size = MESSAGE_BYTES_MIN + len(key) + len(value)
+        total += _HEAD.size + U32.size + size
+        if taken and total > bytes_max:
+            break
+        if total > hard_bytes_max:
+            raise _too_large(record, U32.size + size, hard_bytes_max)
+        head = _HEAD.pack(record.offset, 0, PLAIN, U32.size + size)
+        lead = b"".join((head, _SIZE_AND_KEY_SIZE.pack(size, len(key)), key, U32.pack(len(value))))
+        parts += (lead, value, _NO_HEADERS_AND_TIMESTAMP.pack(0, record.timestamp))
+        taken += 1
+    return taken, parts
+
+
+def _too_large(record: Record | LargeRecord, size: int, hard_bytes_max: int) -> BrokerError:
     text = f"the record at offset {record.offset} has {size} bytes, a frame holds {hard_bytes_max}"
     return BrokerError(Fault.MESSAGE_TOO_LARGE, text)
 

@@ -221,7 +221,12 @@ def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tupl
 
 
 def answer(opcode: int, payload: bytes) -> bytes:
-    return _HEADER.pack(MAGIC, VERSION, opcode, BINARY_FLAG, len(payload)) + payload
+    return answer_head(opcode, len(payload)) + payload
+
+
+def answer_head(opcode: int, payload_bytes: int) -> bytes:
+    """What stands before a payload."""
+    return _HEADER.pack(MAGIC, VERSION, opcode, BINARY_FLAG, payload_bytes)
 
 
 def error(text: str) -> bytes:

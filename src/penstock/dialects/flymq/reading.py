@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker.engine import Isolation, OffsetFound, Read, RecordsRead
 from penstock.coordination.group_commands import FetchOffsets, FetchResult
-from penstock.dialects.flymq.batches import batch_of_one, batches_of
+from penstock.dialects.flymq.batches import batch_of_one, batches_of, large_batches
 from penstock.dialects.flymq.errors import check_group, checked
 from penstock.dialects.flymq.filters import SCANNED_BYTES_MAX, filter_of
 from penstock.dialects.flymq.turns import follow
-from penstock.dialects.flymq.wire import I64, INT64_MAX, U32, U64, Reader, raw
+from penstock.dialects.flymq.wire import I64, INT64_MAX, U32, U64, InParts, Payload, Reader, raw
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.pending import Pending
 
@@ -55,26 +55,27 @@ def consume(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any
     if not 0 <= partition < count:
         raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION, f"partition {partition} out of range")
 
-    def found(read: RecordsRead) -> bytes:
+    def found(read: RecordsRead) -> Payload:
         if read.fault is Fault.OFFSET_OUT_OF_RANGE:
             if offset < read.log_start_offset:
                 raise _gone(offset, read.log_start_offset)
             raise BrokerError(Fault.OFFSET_OUT_OF_RANGE, "EOF")
         checked(read.fault)
-        if not read.records:
+        record = read.first
+        if record is None:
             if read.next_offset > offset:
                 raise _gone(offset, read.next_offset)
             raise BrokerError(Fault.OFFSET_OUT_OF_RANGE, "EOF")
-        record = read.records[0]
         if record.offset != offset:
             raise _gone(offset, record.offset)
-        key, value = record.key or b"", record.value or b""
-        payload = b"".join((U32.pack(len(key)), key, U32.pack(len(value)), value))
-        if len(payload) > service.frame_bytes_max:
-            raise _too_large(offset, len(payload), service.frame_bytes_max)
-        return payload
+        key, value = record.key or b"", b"" if record.value is None else record.value
+        size = 2 * U32.size + len(key) + len(value)
+        if size > service.frame_bytes_max:
+            raise _too_large(offset, size, service.frame_bytes_max)
+        lead = b"".join((U32.pack(len(key)), key, U32.pack(len(value))))
+        return lead + value if type(value) is bytes else InParts([lead, value])
 
-    read = service.engine.read_records(topic, partition, offset, 1, 1)
+    read = service.engine.read_records(topic, partition, offset, 1, 1, large=True)
     return follow(read, found) if isinstance(read, Pending) else found(read)
 
 
@@ -184,7 +185,7 @@ def api_fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> A
     hard_bytes_max = service.frame_bytes_max - ANSWER_OVERHEAD_BYTES
     bytes_max = max(1, min(bytes_max, hard_bytes_max))
     if bytes_min <= 0 or wait_ms <= 0:
-        read = engine.read_records(topic, partition, offset, API_FETCHED_RECORDS_MAX, bytes_max)
+        read = engine.read_records(topic, partition, offset, API_FETCHED_RECORDS_MAX, bytes_max, large=True)
         if isinstance(read, RecordsRead):
             return _fetched(read, there, bytes_max, hard_bytes_max)
         return follow(read, lambda read: _fetched(read, there, bytes_max, hard_bytes_max))
@@ -192,14 +193,17 @@ def api_fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> A
     waited = engine.read(reads, bytes_max, bytes_min, min(wait_ms, WAIT_MS_MAX), Isolation.READ_COMMITTED)
 
     def look(_: Any) -> Any:
-        read = engine.read_records(topic, partition, offset, API_FETCHED_RECORDS_MAX, bytes_max)
+        read = engine.read_records(topic, partition, offset, API_FETCHED_RECORDS_MAX, bytes_max, large=True)
         return follow(read, lambda read: _fetched(read, there, bytes_max, hard_bytes_max))
 
     return follow(waited, look)
 
 
-def _fetched(read: RecordsRead, there: Partition, bytes_max: int, hard_bytes_max: int) -> bytes:
+def _fetched(read: RecordsRead, there: Partition, bytes_max: int, hard_bytes_max: int) -> Payload:
     checked(read.fault)
+    if read.larges:
+        count, parts = large_batches(read.larges, bytes_max, hard_bytes_max)
+        return InParts([_FETCHED.pack(there.high_watermark, count), *parts])
     records = read.records
     if len(records) == 1:
         return _FETCHED.pack(there.high_watermark, 1) + batch_of_one(records[0], hard_bytes_max)

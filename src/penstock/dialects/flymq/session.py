@@ -28,7 +28,7 @@ from penstock.dialects.flymq.opcode_frames import (
 from penstock.dialects.flymq.placing import Columns, Outcome, each
 from penstock.dialects.flymq.service import API_KEYS, HOLDING, OPCODES, FlyMQService
 from penstock.dialects.flymq.turns import Lane, follow
-from penstock.dialects.flymq.wire import U32, Reader
+from penstock.dialects.flymq.wire import U32, InParts, Reader
 from penstock.model.chunks import Chunk
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fed import Fed
@@ -304,10 +304,14 @@ class FlyMQSession:
         if type(request) is OpcodeCall:
             if isinstance(result, BrokerError):
                 return [opcode_frames.error(result.text)]
+            if type(result) is InParts:
+                return [opcode_frames.answer_head(request.opcode, len(result)), *result.chunks]
             return [opcode_frames.answer(request.opcode, result)]
         assert isinstance(request, ApiCall)
         if isinstance(result, BrokerError):
             return [api_frames.error(request.key, request.version, request.stream, result.fault, result.text)]
+        if type(result) is InParts:
+            return [api_frames.answer_head(request.key, request.version, request.stream, len(result)), *result.chunks]
         return [api_frames.answer(request.key, request.version, request.stream, result)]
 
     # ------------------------------------------------------------------------------------------------ subscriptions

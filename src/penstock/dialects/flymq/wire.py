@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from penstock.model.chunks import Chunk
 from penstock.model.errors import BrokerError, Fault
 from penstock.records.builder import Bytes
 
@@ -117,6 +118,21 @@ class Reader:
         if count * item_bytes_min > self.left:
             raise too_short()
         return [item() for _ in range(count)]
+
+
+class InParts:
+    """A payload of which one part leaves from the log's file."""
+
+    __slots__ = ("chunks",)
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.chunks = chunks
+
+    def __len__(self) -> int:
+        return sum(map(len, self.chunks))
+
+
+Payload = bytes | InParts
 
 
 def too_short() -> BrokerError:

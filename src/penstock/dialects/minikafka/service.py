@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from penstock.broker.embedded import EmbeddedEngine
-from penstock.broker.engine import Bytes, NewTopic, RecordsRead, RunAppended
+from penstock.broker.engine import Bytes, LargeRecord, NewTopic, RecordsRead, RunAppended
 from penstock.coordination.group_commands import (
     NO_GENERATION,
     NO_MEMBER,
@@ -43,7 +43,7 @@ class Delivery(NamedTuple):
     topic: str
     group: str
     partition: int
-    record: Record
+    record: Record | LargeRecord
 
 
 Found = Delivery | Refusal | None
@@ -162,9 +162,10 @@ class MiniKafkaService:
         def taken(partition: int, read: RecordsRead) -> Found:
             if read.fault not in (Fault.NONE, Fault.OFFSET_OUT_OF_RANGE):
                 return Refusal(read.fault.value)
-            if not read.records or 0 <= to_offset < read.records[0].offset:
+            record = read.first
+            if record is None or 0 <= to_offset < record.offset:
                 return None
-            return self._deliverable(Delivery(topic, group, partition, read.records[0]))
+            return self._deliverable(Delivery(topic, group, partition, record))
 
         return next_partition()
 
@@ -173,14 +174,15 @@ class MiniKafkaService:
 
         def from_start(read: RecordsRead) -> RecordsRead | Pending[RecordsRead]:
             if read.fault is Fault.OFFSET_OUT_OF_RANGE and offset < read.log_start_offset:
-                return self.engine.read_records(topic, partition, read.log_start_offset, 1, 0)
+                return self.engine.read_records(topic, partition, read.log_start_offset, 1, 0, large=True)
             return read
 
-        read = in_turn(self.engine.read_records(topic, partition, offset, 1, 0), from_start)
+        read = in_turn(self.engine.read_records(topic, partition, offset, 1, 0, large=True), from_start)
         return read.result if isinstance(read, Pending) and read.done else read
 
     def _deliverable(self, delivery: Delivery) -> Delivery | Refusal:
-        size, limit = len(delivery.record.value or b""), self.settings.frame_bytes_max
+        value = delivery.record.value
+        size, limit = 0 if value is None else len(value), self.settings.frame_bytes_max
         if size <= limit:
             return delivery
         return Refusal(

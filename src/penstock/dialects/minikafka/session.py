@@ -174,9 +174,9 @@ def _answer_one(appended: RunAppended, place: int) -> bytes:
 
 
 def _message(delivery: Delivery) -> list[Chunk]:
-    offset, _, key, value, _ = delivery.record
-    value = value or b""
-    head = lines.message_head(offset, len(value), delivery.partition, key or b"")
-    if len(value) <= JOINED_BYTES_MAX:
+    record = delivery.record
+    value = b"" if record.value is None else record.value
+    head = lines.message_head(record.offset, len(value), delivery.partition, record.key or b"")
+    if type(value) is bytes and len(value) <= JOINED_BYTES_MAX:
         return [head + value + b"\n"]
     return [head, value, b"\n"]

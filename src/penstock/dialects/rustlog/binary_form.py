@@ -36,6 +36,7 @@ from penstock.dialects.rustlog.requests import (
     Ready,
     Request,
 )
+from penstock.model.chunks import Chunk, FileRange, joined
 
 SIZE_BYTES = 4
 
@@ -258,18 +259,18 @@ def produced_singles(base_offset: int, requests: int) -> bytes:
     return b"".join([pack(_PRODUCED_BYTES, PRODUCE, at, 1) for at in range(base_offset, base_offset + requests)])
 
 
-def fetched(values: Sequence[bytes], next_offset: int) -> bytes:
+def fetched(values: Sequence[bytes | FileRange], next_offset: int) -> list[Chunk]:
     if len(values) == 1:
         value = values[0]
         size = FETCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES + len(value)
-        return b"".join((_FETCHED_ONE.pack(size, FETCH, 1, len(value)), value, _U64.pack(next_offset)))
+        return joined((_FETCHED_ONE.pack(size, FETCH, 1, len(value)), value, _U64.pack(next_offset)))
     pack = _U32.pack
-    parts = [b"", struct.pack(">BI", FETCH, len(values))]
+    parts: list[Chunk] = [b"", struct.pack(">BI", FETCH, len(values))]
     for value in values:
         parts += (pack(len(value)), value)
     parts.append(_U64.pack(next_offset))
     parts[0] = pack(sum(map(len, parts)))
-    return b"".join(parts)
+    return joined(parts)
 
 
 def committed(*, success: bool) -> bytes:

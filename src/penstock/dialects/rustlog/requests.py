@@ -10,7 +10,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.broker.engine import Bytes
+from penstock.broker.engine import Bytes, LargeRecord
 from penstock.model.errors import Fault
 from penstock.records.record import Record
 
@@ -96,7 +96,8 @@ Request = ProduceRun | Fetch | OffsetCommit | OffsetFetch | AdminRequest | Ready
 
 
 class Fetched(NamedTuple):
-    records: Sequence[Record]
+    records: Sequence[Record | LargeRecord]
+    """Large ones only in the binary form."""
     next_offset: int
 
 

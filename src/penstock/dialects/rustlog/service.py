@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from penstock.broker.embedded import EmbeddedEngine
-from penstock.broker.engine import NewTopic, RecordsRead, RunAppended, TopicResult
+from penstock.broker.engine import LargeRecord, NewTopic, RecordsRead, RunAppended, TopicResult
 from penstock.coordination.group_commands import (
     NO_GENERATION,
     NO_MEMBER,
@@ -110,7 +110,10 @@ class RustLogService:
                 known = self.engine.partition(request.topic, request.partition) is not None
                 return Fetched((), offset) if known else Refusal(Fault.UNKNOWN_TOPIC_OR_PARTITION)
             records_max = max(1, min(records_max, max_bytes // RECORD_WEIGHT_BYTES))
-        found = self.engine.read_records(request.topic, request.partition, offset, records_max, max_bytes)
+        is_binary = request.form is not Form.JSON
+        found = self.engine.read_records(
+            request.topic, request.partition, offset, records_max, max_bytes, large=is_binary
+        )
         if isinstance(found, Pending):
             return in_turn(found, partial(self._taken, request, offset, max_bytes))
         return self._taken(request, offset, max_bytes, found)
@@ -134,22 +137,23 @@ class RustLogService:
 
     def _fitting(self, found: RecordsRead, offset: int, max_bytes: int) -> Fetched | Refusal:
         """What a binary answer takes: within `max_bytes`, and without a gap, so that its next offset dates every record."""
-        records: list[Record] = []
+        value_bytes_max = self.settings.frame_bytes_max - FETCH_OVERHEAD_BYTES - RECORD_OVERHEAD_BYTES
+        records: list[Record | LargeRecord] = []
         weight = 0
-        for record in found.records:
-            size = len(record.value or b"")
+        for record in found.larges or found.records:
+            size = 0 if record.value is None else len(record.value)
             weight += RECORD_WEIGHT_BYTES + size
             if records and (weight > max_bytes or record.offset != records[-1].offset + 1):
                 break
-            if size > self.settings.frame_bytes_max - FETCH_OVERHEAD_BYTES - RECORD_OVERHEAD_BYTES:
+            if size > value_bytes_max:
                 return self.too_large(record)
             records.append(record)
         if records:
             return Fetched(records, records[-1].offset + 1)
         return Fetched((), max(offset, found.next_offset))
 
-    def too_large(self, record: Record) -> Refusal:
-        size = len(record.value or b"")
+    def too_large(self, record: Record | LargeRecord) -> Refusal:
+        size = 0 if record.value is None else len(record.value)
         limit = self.settings.frame_bytes_max
         return Refusal(
             Fault.MESSAGE_TOO_LARGE,

@@ -13,9 +13,9 @@ Requests take effect in their order. While a topic is being made, later requests
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from penstock.broker.engine import Bytes, RunAppended
 from penstock.broker.holding import HoldingSession
@@ -43,6 +43,7 @@ from penstock.model.chunks import Chunk
 from penstock.model.errors import Fault
 from penstock.model.fed import Fed
 from penstock.model.pending import Pending
+from penstock.records.record import Record
 
 _SIZE = struct.Struct(">I")
 _OPENING_BRACE = 0x7B
@@ -170,6 +171,10 @@ class RustLogSession(HoldingSession):
             frame = self._answer_run(request, result)
         elif type(request) is Ready:
             frame = request.frame
+        elif type(request) is Fetch:
+            chunks = self._answer_fetch(request, result)
+            self._service.bytes_out += sum(map(len, chunks))
+            return chunks
         else:
             frame = _ANSWER[type(request)](self, request, result)
         self._service.bytes_out += len(frame)
@@ -196,16 +201,18 @@ class RustLogSession(HoldingSession):
             done += count
         return b"".join(out)
 
-    def _answer_fetch(self, request: Fetch, result: Fetched | Refusal) -> bytes:
+    def _answer_fetch(self, request: Fetch, result: Fetched | Refusal) -> list[Chunk]:
         if isinstance(result, Fetched):
             self._service.messages_fetched += len(result.records)
             if request.form is Form.BINARY:
-                return binary_form.fetched([record.value or b"" for record in result.records], result.next_offset)
-            frame = json_form.fetched(result.records, result.next_offset, self._service.settings.frame_bytes_max)
+                values = [b"" if record.value is None else record.value for record in result.records]
+                return binary_form.fetched(values, result.next_offset)
+            records = cast("Sequence[Record]", result.records)  # JSON is made of values in memory
+            frame = json_form.fetched(records, result.next_offset, self._service.settings.frame_bytes_max)
             if frame is not None:
-                return frame
-            result = self._service.too_large(result.records[0])
-        return _refused(request.form, result, request.topic, request.partition, Code.FETCH)
+                return [frame]
+            result = self._service.too_large(records[0])
+        return [_refused(request.form, result, request.topic, request.partition, Code.FETCH)]
 
     def _answer_commit(self, request: OffsetCommit, refusal: Refusal | None) -> bytes:
         if request.form is Form.JSON:
@@ -264,7 +271,6 @@ _PERFORM: dict[type, Callable[[RustLogSession, Any], Any]] = {
 }
 
 _ANSWER: dict[type, Callable[[RustLogSession, Any, Any], bytes]] = {
-    Fetch: RustLogSession._answer_fetch,
     OffsetCommit: RustLogSession._answer_commit,
     OffsetFetch: RustLogSession._answer_offset,
     CreateTopic: RustLogSession._answer_create,
