@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import dialects, groups, spark
+from bench import archive, dialects, groups, spark
 from bench.clients import clients
 from bench.compaction import compaction
 from bench.fetch import bulk_fetch, cold_fetch
@@ -34,5 +34,7 @@ SCENARIOS = (
     Scenario("rustlog-json", "RustLog: JSON, against a loop that parses and prints", dialects.rustlog_json),
     Scenario("spark-read", "Spark reads topics, against its own kafka format", spark.read),
     Scenario("spark-write", "Spark writes topics, against its own kafka format", spark.write),
+    Scenario("archive", "Topics into tables, against Spark's kafka to Parquet", archive.archive),
+    Scenario("import-copy", "Import of a Kafka directory, against a copy", archive.import_copy),
     Scenario("big-start", "Start over many partitions", big_start),
 )

@@ -10,7 +10,7 @@ import pytest
 
 from penstock import Broker
 from penstock.client.kafka import LATEST, KafkaClient, KafkaSettings
-from penstock.imports import installing, online
+from penstock.imports import installing, online, run
 from penstock.imports.installing import _place
 from penstock.imports.progress import PartitionProgress, Step
 from penstock.imports.run import Import, ImportRequest
@@ -114,6 +114,30 @@ def test_a_kill_between_the_brokers_files_and_the_folders_is_completed_by_the_ne
     with Broker(data_dir) as broker, KafkaClient(broker.bootstrap) as client:
         assert [record.value for record in read_all(client, "one", 0, 0, 50)] == first
         assert [record.value for record in read_all(client, "two", 0, 0, 60)] == second
+
+
+@pytest.mark.parametrize("other", ["s", "t"])
+def test_what_a_killed_run_had_made_of_another_source_is_not_taken_for_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """The directory was written to in between, or is another one with a topic of the same name."""
+    data_dir = tmp_path / "data"
+    _source(tmp_path / "s", "one", 50, 10)
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "install", die)
+        with pytest.raises(Killed):
+            Import(ImportRequest("day1", tmp_path / "s")).into_directory(data_dir, opener(data_dir))
+    assert (data_dir / ".import" / "one-0" / "staged.json").exists()
+    values = _source(tmp_path / other, "one", 70, 10)
+    report = Import(ImportRequest("day1", tmp_path / other)).into_directory(data_dir, opener(data_dir))
+    assert (report.verified, report.records) == (True, 70)
+    with Broker(data_dir) as broker, KafkaClient(broker.bootstrap) as client:
+        assert client.list_offsets({("one", 0): LATEST}).popitem()[1].offset == 70
+        assert [record.value for record in read_all(client, "one", 0, 0, 70)] == values
 
 
 def test_two_imports_at_once_with_one_progress_folder_are_refused(broker: Broker, tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ flipped inside a value is seen by nobody where there is no checksum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from penstock.imports.bytes_of_file import FileBytes
-from penstock.imports.source import Findings
+from penstock.imports.source import Findings, SourcePartition, SourceRecord
 
 SEARCH_BYTES_MAX = 8 * 1024 * 1024
 """How far behind damage a sound record is looked for, byte by byte; about ten seconds."""
@@ -76,6 +77,20 @@ def numbered_frames(
         if following is not None:
             expected = None
         position = end
+
+
+def numbered_records(
+    partition: SourcePartition, parse: Parse, peek: Peek, findings: Findings
+) -> Iterator[SourceRecord]:
+    """The records of files without times; an offset that was given before becomes the next free one."""
+    following = 0
+    for path in partition.files:
+        with FileBytes(Path(path)) as file:
+            for _, frame in numbered_frames(file, parse, peek, findings):
+                offset = max(frame.offset, following)
+                findings.renumbered += offset != frame.offset
+                following = offset + 1
+                yield SourceRecord(offset, file.modified_ms, frame.key, frame.value)
 
 
 _WRONG_OFFSET = "offset"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from penstock.imports.bytes_of_file import FileBytes
 from penstock.imports.cutting import cut_batches
-from penstock.imports.frames import Frame, numbered_frames
-from penstock.imports.source import Commit, Findings, Found, Skipped, SourcePartition, SourceRecord, segment_files
+from penstock.imports.frames import Frame, numbered_records
+from penstock.imports.source import Commit, Findings, Found, Skipped, SourcePartition, segment_files
 from penstock.records.batch import Batch
 
 RECORD_BYTES_MAX = 10 * 1024 * 1024
@@ -56,24 +56,11 @@ def _find_nested(folder: Path, found: Found) -> None:
 
 
 def batches(partition: SourcePartition, findings: Findings, start: int = 0) -> Iterator[Batch]:
-    return cut_batches(_records(partition, findings), start)
+    return cut_batches(numbered_records(partition, _parse, _peek, findings), start)
 
 
 def commits(root: Path, findings: Findings) -> list[Commit]:
     return []
-
-
-def _records(partition: SourcePartition, findings: Findings) -> Iterator[SourceRecord]:
-    following = 0
-    for path in partition.files:
-        with FileBytes(Path(path)) as file:
-            for _, frame in numbered_frames(file, _parse, _peek, findings):
-                offset = frame.offset
-                if offset < following:
-                    offset = following
-                    findings.renumbered += 1
-                following = offset + 1
-                yield SourceRecord(offset, file.modified_ms, None, frame.value)
 
 
 def _parse(file: FileBytes, position: int) -> Frame | None:

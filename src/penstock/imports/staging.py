@@ -3,7 +3,8 @@
 Segment files of Kafka's format are copied by the kernel, without what the survey found damaged, and read back while the next
 piece is copied: the checksum of each piece must be the one that the survey saw. Their indexes come along where they fit.
 Records of other formats are written as batches, then read back with their CRCs, counted, compared with the survey, and
-indexed on the way. A folder with `staged.json` in it is complete; the rest of another is made again.
+indexed on the way. A folder with `staged.json` in it is complete, and taken if it was made of what the survey sees now; any
+other is made again.
 
 The last segment begins where the imported records end. It is the one that the broker appends to, and the only one that
 recovery holds to be without gaps.
@@ -67,14 +68,17 @@ class Staged(msgspec.Struct, frozen=True):
     aborted: int
     """Transactions that were open, and are aborted now."""
     bytes: int
+    fingerprint: int
+    """Of the survey that it was made after."""
 
 
 def stage_partition(job: StageJob, advance: Advance) -> Staged:
     folder = Path(job.folder)
     try:
         done = msgspec.json.decode((folder / DONE).read_bytes(), type=Staged)
-        advance(done.bytes)
-        return done
+        if done.fingerprint == job.survey.fingerprint() and done.log_start_offset == job.log_start_offset:
+            advance(done.bytes)
+            return done
     except (OSError, msgspec.DecodeError):
         pass
     try:
@@ -113,6 +117,7 @@ def _stage(job: StageJob, folder: Path, advance: Advance) -> Staged:
         producer_id_max=survey.producer_id_max,
         aborted=len(markers),
         bytes=survey.tally.bytes,
+        fingerprint=survey.fingerprint(),
     )
     disk.replace_whole(folder / DONE, msgspec.json.encode(staged))
     return staged

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+from crc32c import crc32c
+
 from penstock.imports import source
 from penstock.imports.kafka_scan import KafkaScan, Stretch
 from penstock.imports.source import Findings, SourcePartition
@@ -41,6 +44,11 @@ class Survey:
     findings: Findings = field(default_factory=Findings)
     stretches: list[Stretch] = field(default_factory=list)
     """Only for sources whose files are taken over."""
+
+    def fingerprint(self) -> int:
+        """A checksum of what would come over: what was made of another survey is told by it."""
+        pieces = [stretch[1:] for stretch in self.stretches]
+        return crc32c(msgspec.json.encode((self.first_offset, self.end_offset, self.tally, pieces)))
 
     def note(self, batch: Batch) -> None:
         if self.first_offset < 0:

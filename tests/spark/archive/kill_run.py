@@ -1,7 +1,7 @@
 """The archiver killed at random moments, again and again, while it commits small steps and merges small files.
 
-What librdkafka reads from the topic must be in the table, every offset once, however often and wherever the blow fell.
-Three kills run with the tests, thirty with `make soak`.
+What librdkafka reads from the topic must be in the table, every offset once, however often and wherever the blow fell, and
+an audit must find nothing. Three kills run with the tests, thirty with `make soak`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from pathlib import Path
 
 import pyarrow.dataset
 
+from penstock.imports.engine import LocalEngine
 from penstock.spark.archive.opening import open_table
 from penstock.spark.archive.tables import dataset
+from penstock.spark.audit.job import AuditRequest, audit
 from tests.spark.archive.topics import Topic, table_rows
 
 WAIT_S = 150.0
@@ -57,6 +59,8 @@ def kill_run(topic: Topic, path: Path, format_: str, kills: int, seed: int) -> F
         # whoever knows nothing of commits reads the folder
         plain = pyarrow.dataset.dataset(path, format="parquet", partitioning="hive")
         assert table_rows(plain.to_table()) == expected
+    audited = audit(AuditRequest(LocalEngine(), table=str(path), broker=topic.settings))
+    assert audited.is_clean, audited.found()
     return Figures(kills, len(expected), commits)
 
 

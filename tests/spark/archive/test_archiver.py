@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import shutil
+import socket
+import sqlite3
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import confluent_kafka
@@ -13,12 +19,15 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from penstock import Broker
 from penstock.client.kafka import KafkaClient
 from penstock.records.builder import NewRecord, build_batch
-from penstock.spark.archive.archiver import Pace
+from penstock.spark.archive.archiver import Archiver, Pace, Step
+from penstock.spark.archive.engines import LocalEngine
 from penstock.spark.archive.errors import ArchiveError, Conflict, Held
 from penstock.spark.archive.lock import locked
 from penstock.spark.archive.opening import open_table
 from penstock.spark.archive.places import place_of
 from penstock.spark.archive.tables import Append
+from penstock.spark.archive.tasks import Task, Written
+from tests.cli.conftest import Run
 from tests.spark.archive.lake import Interrupted, archive, made, natively, rows
 from tests.spark.archive.topics import T0_MS, Topic, table_rows
 
@@ -116,6 +125,15 @@ def test_a_table_lies_wherever_a_url_leads(topic: Topic, tmp_path: Path, url: st
     assert rows(place) == topic.rows()
 
 
+def test_a_url_of_a_local_file_is_a_path_for_every_format(topic: Topic, tmp_path: Path, format_: str) -> None:
+    topic.fill(20)
+    archive(topic, f"file://{tmp_path}/table", format_)
+    topic.fill(20)
+    archive(topic, tmp_path / "table", format_)
+    assert rows(f"file://{tmp_path}/table") == topic.rows()
+    assert table_rows(natively(tmp_path / "table")) == topic.rows()
+
+
 # -------------------------------------------------------------------------------------------------- what goes wrong
 
 
@@ -165,6 +183,42 @@ def test_of_two_commits_that_were_planned_on_the_same_state_the_second_is_refuse
     assert rows(tmp_path / "table") == before
 
 
+def test_of_two_archivers_that_race_without_a_lock_one_commits_and_the_other_is_refused(
+    topic: Topic, tmp_path: Path, format_: str
+) -> None:
+    topic.fill(20)
+    archive(topic, tmp_path / "table", format_)
+    topic.fill(20)
+    barrier = threading.Barrier(2)
+
+    class Together(LocalEngine):
+        """Begins when the other has planned too, and ends when it has written too."""
+
+        def run(self, tasks: Sequence[Task]) -> list[Written]:
+            barrier.wait(60)
+            written = super().run(tasks)
+            barrier.wait(60)
+            return written
+
+    def race() -> Step:
+        table = open_table(str(tmp_path / "table"))
+        with contextlib.closing(Archiver(topic.settings, table, Together(1))) as archiver:
+            step = archiver.step()
+        assert step is not None
+        return step
+
+    with ThreadPoolExecutor(2) as racers:
+        ended = [racers.submit(race) for _ in range(2)]
+    (refused,) = (one for one in ended if one.exception() is not None)
+    (first,) = (one.result() for one in ended if one is not refused)
+    assert isinstance(refused.exception(), Conflict)
+    assert (first.rows, first.lag) == (60, 0)
+    assert rows(tmp_path / "table") == topic.rows()
+    topic.fill(5)
+    archive(topic, tmp_path / "table", format_)
+    assert rows(tmp_path / "table") == table_rows(natively(tmp_path / "table")) == topic.rows()
+
+
 def test_a_topic_that_was_deleted_stops_the_archive_and_leaves_the_table(
     admin: AdminClient, broker: Broker, topic: Topic, tmp_path: Path
 ) -> None:
@@ -180,6 +234,27 @@ def test_a_topic_that_was_deleted_stops_the_archive_and_leaves_the_table(
     with pytest.raises(ArchiveError, match=r"was deleted and made anew.*another path"):
         archive(topic, tmp_path / "table")
     assert rows(tmp_path / "table") == there
+
+
+def test_a_topic_that_is_deleted_between_the_fetch_and_the_commit_commits_nothing(
+    admin: AdminClient, topic: Topic, tmp_path: Path, format_: str
+) -> None:
+    topic.fill(20)
+    archive(topic, tmp_path / "table", format_)
+    there = rows(tmp_path / "table")
+    topic.fill(20)
+
+    class Deleting(LocalEngine):
+        def run(self, tasks: Sequence[Task]) -> list[Written]:
+            written = super().run(tasks)
+            admin.delete_topics([topic.name])[topic.name].result(30)
+            return written
+
+    with pytest.raises(ArchiveError, match=f"no topic {topic.name}: was it deleted"):
+        archive(topic, tmp_path / "table", format_, engine=Deleting(2))
+    assert rows(tmp_path / "table") == there
+    if format_ != "parquet":  # a bare folder has no commits, and so shows what is not committed
+        assert table_rows(natively(tmp_path / "table")) == there
 
 
 def test_offsets_that_the_broker_deleted_are_not_passed_over_in_silence(
@@ -242,6 +317,72 @@ def test_a_catalog_that_is_down_stops_the_archive_and_the_next_run_goes_on(topic
     shutil.move(tmp_path / "away.db", database)
     archive(topic, tmp_path / "table", "iceberg")
     assert rows(tmp_path / "table") == topic.rows()
+
+
+def test_a_catalog_that_goes_down_before_the_commit_leaves_nothing_half_done(topic: Topic, tmp_path: Path) -> None:
+    pytest.importorskip("pyiceberg")
+    topic.fill(20)
+    archive(topic, tmp_path / "table", "iceberg")
+    there = rows(tmp_path / "table")
+    topic.fill(20)
+    database, away = tmp_path / "table" / "_penstock" / "catalog.db", tmp_path / "away.db"
+
+    class TurningOff(LocalEngine):
+        def run(self, tasks: Sequence[Task]) -> list[Written]:
+            written = super().run(tasks)
+            shutil.copy(database, away)
+            with contextlib.closing(sqlite3.connect(database)) as connection:
+                connection.execute("DROP TABLE iceberg_tables")
+            return written
+
+    with pytest.raises(ArchiveError, match=r"the Iceberg table penstock.*no such table: iceberg_tables") as raised:
+        archive(topic, tmp_path / "table", "iceberg", engine=TurningOff(2))
+    assert "\n" not in str(raised.value)
+    shutil.move(away, database)
+    assert rows(tmp_path / "table") == there
+    archive(topic, tmp_path / "table", "iceberg")
+    assert rows(tmp_path / "table") == table_rows(natively(tmp_path / "table")) == topic.rows()
+
+
+def test_a_delta_log_that_cannot_be_written_leaves_nothing_half_done(topic: Topic, tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    topic.fill(20)
+    archive(topic, tmp_path / "table", "delta")
+    there = rows(tmp_path / "table")
+    topic.fill(20)
+    log, away = tmp_path / "table" / "_delta_log", tmp_path / "away"
+
+    class InTheWay(LocalEngine):
+        def run(self, tasks: Sequence[Task]) -> list[Written]:
+            written = super().run(tasks)
+            shutil.move(log, away)
+            log.write_text("not a folder")
+            return written
+
+    with pytest.raises(ArchiveError, match=r"the Delta table .*_delta_log") as raised:
+        archive(topic, tmp_path / "table", "delta", engine=InTheWay(2))
+    assert "\n" not in str(raised.value)
+    log.unlink()
+    shutil.move(away, log)
+    assert rows(tmp_path / "table") == there
+    archive(topic, tmp_path / "table", "delta")
+    assert rows(tmp_path / "table") == table_rows(natively(tmp_path / "table")) == topic.rows()
+
+
+def test_a_catalog_that_nobody_serves_is_one_line_and_leaves_no_files(
+    penstock: Run, topic: Topic, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyiceberg")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    topic.fill(5)
+    table = ("--to", str(tmp_path / "table"), "--format", "iceberg", "--engine", "local", "-b", topic.bootstrap)
+    catalog = ("--catalog-option", "type=rest", "--catalog-option", f"uri={uri}")
+    ended = penstock("archive", "run", topic.name, *table, *catalog)
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+    assert f"the Iceberg table penstock.{topic.name}: " in ended.err
+    assert "onnection" in ended.err
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_a_damaged_batch_stops_the_step_with_its_offset(broker: Broker, topic: Topic, tmp_path: Path) -> None:

@@ -25,10 +25,17 @@ class _Page(HTMLParser):
         self.tags: list[str] = []
         self.sources: list[str] = []
         self.text = ""
+        self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        if tag not in ("meta", "line"):
+            self.open.append(tag)
         self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag != "line":
+            assert self.open.pop() == tag, "an element ends inside of another"
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -77,6 +84,7 @@ def test_json_and_page_say_the_same_and_the_page_needs_no_network(penstock: Run,
     assert (ended.code, found["clean"], found["counts"]) == (1, False, {"crc": 1, "gap": 10})
     page = _Page()
     page.feed(page_path.read_text())
+    assert page.open == []
     assert page.tags.count("svg") == 4
     assert page.sources == []
     assert "script" not in page.tags

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,12 +11,15 @@ import pytest
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock import Broker
 from penstock.client.kafka import KafkaClient, KafkaSettings
 from penstock.imports.engine import LocalEngine
 from penstock.records.builder import NewRecord, build_batch
+from penstock.spark.archive import open_table
+from penstock.spark.archive.data_files import DataFile
 from penstock.spark.audit.job import AuditRequest, audit
 from penstock.spark.audit.report import AuditReport, partition_row
 from tests.cli.conftest import Run
@@ -80,6 +84,70 @@ def test_a_table_is_what_its_topic_is_by_wire_and_by_segments(broker: Broker, ta
     ]
     pieces = [merged.facts.pieces for merged in by_wire.topic_partitions]
     assert pieces == [merged.facts.pieces for merged in by_segments.topic_partitions]
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def lake_table(request: pytest.FixtureRequest, penstock: Run, broker: Broker, tmp_path: Path) -> Path:
+    pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[request.param])
+    path = tmp_path / "lake" / "orders"
+    told = ("--to", str(path), "--format", request.param, "--engine", "local", "-b", broker.bootstrap)
+    ended = penstock("archive", "run", "orders", *told, "--commit-records", "8000")
+    assert ended.code == 0, ended.err
+    return path
+
+
+def _delete(path: Path, file: DataFile) -> None:
+    """The rows of a file, as another tool would delete them."""
+    if (path / "_delta_log").is_dir():
+        from deltalake import DeltaTable
+
+        DeltaTable(path).delete(f"partition = {file.partition} AND offset <= {file.last_offset}")
+    else:
+        table = _iceberg(path)
+        (gone,) = (task.file for task in table.scan().plan_files() if task.file.file_path.endswith(file.name))
+        with table.transaction() as transaction, transaction.update_snapshot().overwrite() as overwrite:
+            overwrite.delete_data_file(gone)
+
+
+def _append_again(path: Path, partition: int, first: int, last: int) -> None:
+    """Rows of a table, as another tool would write them a second time."""
+    wanted = (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") <= last)
+    if (path / "_delta_log").is_dir():
+        from deltalake import DeltaTable, write_deltalake
+
+        write_deltalake(path, DeltaTable(path).to_pyarrow_dataset().to_table(filter=wanted), mode="append")
+    else:
+        pq.write_table(_iceberg(path).scan().to_arrow().filter(wanted), path / "again.parquet")
+        _iceberg(path).add_files([f"file://{path}/again.parquet"])
+
+
+def _iceberg(path: Path) -> Any:
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog("penstock", type="sql", uri=f"sqlite:///{path}/_penstock/catalog.db")
+    return catalog.load_table(("penstock", "orders"))
+
+
+def test_the_command_holds_delta_and_iceberg_tables_against_their_topic(
+    penstock: Run, broker: Broker, lake_table: Path
+) -> None:
+    def audited(*more: str) -> tuple[int, dict[str, int], list[str]]:
+        ended = penstock("logs", "audit", "--table", str(lake_table), "--engine", "local", "--json", *more)
+        report = json.loads(ended.out)
+        return ended.code, report["counts"], [finding["text"] for finding in report["findings"]]
+
+    against = ("-b", broker.bootstrap)
+    assert audited(*against) == (0, {}, [])
+    assert audited()[:2] == (1, {"gap": 2})
+    first = next(file for file in open_table(str(lake_table)).files() if file.partition == 1)
+    _delete(lake_table, first)
+    told = f"offsets 0 to {first.rows - 1} are not in the table"
+    assert audited(*against) == (1, {"missing": first.rows}, [told])
+    _append_again(lake_table, 0, 20, 22)
+    code, found, texts = audited(*against)
+    assert (code, found) == (1, {"duplicate": 3, "missing": first.rows})
+    assert "offsets 20 to 22 are there twice" in texts
+    assert audited(*against, "--allow", "duplicate", "--allow", "missing")[0] == 0
 
 
 def test_a_table_alone_says_where_offsets_are_missing(table: Path) -> None:

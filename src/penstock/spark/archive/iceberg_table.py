@@ -3,14 +3,15 @@
 The next offsets are a property of the table, set in the transaction that adds the files: snapshots expire, properties
 stay. pyiceberg would repeat a commit that lost a race, on top of whatever won it; that is switched off, because
 two archivers would then both write the same offsets. Instead the table is looked at again after a commit that failed:
-if the offsets are ours, it had succeeded; if they are the old ones, somebody else's commit was in the way, and ours is
-made again; otherwise there is a second archiver, and this one stops.
+if it carries the mark of ours, that had succeeded; if the offsets are the old ones, somebody else's commit was in the way,
+and ours is made again; otherwise there is a second archiver, and this one stops.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ from penstock.spark.archive.settings import TableSettings
 from penstock.spark.archive.tables import Append, Expired, State, check_base
 
 OFFSETS: Final = "penstock.offsets"
+COMMIT: Final = "penstock.commit"
+"""A mark that no two commits share: two archivers may well plan the same offsets."""
 NAME_MAPPING: Final = "schema.name-mapping.default"
 TRIES_MAX: Final = 5
 _MADE_WITH: Final = {
@@ -185,7 +188,7 @@ class IcebergTable:
 
         if self._opened() is None:
             self._make(commit)
-        self._commit(change, commit.base, commit.offsets)
+        self._commit(change, commit.base)
 
     def _make(self, commit: Append) -> None:
         catalog = self._opened_catalog()
@@ -205,22 +208,18 @@ class IcebergTable:
                 mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
                 transaction.set_properties({NAME_MAPPING: mapping})
 
-    def _commit(
-        self,
-        change: Callable[[Table, Transaction], None],
-        base: dict[int, int],
-        after: dict[int, int],
-    ) -> None:
-        for tried in range(TRIES_MAX):
+    def _commit(self, change: Callable[[Table, Transaction], None], base: dict[int, int]) -> None:
+        mark = uuid.uuid4().hex
+        for _ in range(TRIES_MAX):
             table = self._opened()
             assert table is not None
-            there = _offsets(table)
-            if tried and there == after != base:
+            if table.properties.get(COMMIT) == mark:
                 return
-            check_base(self, base, there)
+            check_base(self, base, _offsets(table))
             try:
                 with self._telling(), table.transaction() as transaction:
                     change(table, transaction)
+                    transaction.set_properties({COMMIT: mark})
                 return
             except (CommitFailedException, CommitStateUnknownException):
                 continue
@@ -235,8 +234,7 @@ class IcebergTable:
                 for made in new:
                     overwrite.append_data_file(self._iceberg_file(table.metadata, made))
 
-        offsets = self.state().offsets
-        self._commit(change, offsets, offsets)
+        self._commit(change, self.state().offsets)
 
     def _iceberg_files(self, table: Table, files: Sequence[DataFile]) -> list[IcebergFile]:
         names = {file.name for file in files}

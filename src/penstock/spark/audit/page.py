@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.spark.audit.facts import KINDS
 from penstock.spark.audit.merging import Merged
-from penstock.spark.audit.plots import bars_by_name, bars_over_time, short
+from penstock.spark.audit.plots import columns_over_time, rows_by_name, short
 from penstock.spark.audit.report import AuditReport
 
 _STYLE = """
@@ -17,11 +17,13 @@ body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem aut
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 .verdict { padding: .6rem 1rem; border-radius: .4rem; font-weight: 600 }
 .clean { background: #e2f3e6; color: #14532d } .found { background: #fde8e4; color: #7f1d1d }
+.wide { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-size: .85rem }
-th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #dde3e9 } td.n, th.n { text-align: right }
-figure { margin: 1.2rem 0 } figcaption { font-weight: 600; margin-bottom: .3rem }
-svg { width: 100%; height: auto; font: 11px system-ui, sans-serif; fill: #51606e }
-svg rect { fill: #2f6f9f } svg .axis { stroke: #9aa7b3 } svg .mark { font-size: 9px }
+th, td { text-align: left; vertical-align: top; padding: .25rem .6rem; border-bottom: 1px solid #dde3e9 }
+th { white-space: nowrap } td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+figure { margin: 1.2rem 0 } figcaption { font-weight: 600; margin-bottom: .4rem }
+svg { display: block; width: 100%; height: auto; font: 11px system-ui, sans-serif; fill: #51606e }
+svg rect { fill: #2f6f9f } svg .axis { stroke: #9aa7b3 } svg .grid { stroke: #e6ebf0 } svg .mark { font-size: 10px }
 footer { margin-top: 2rem; color: #6b7885; font-size: .85rem }
 """
 
@@ -78,12 +80,12 @@ def _plots(partitions: Sequence[Merged]) -> str:
         for hour, (records, size) in merged.facts.hours.items():
             counted = hours.get(hour, (0, 0))
             hours[hour] = (counted[0] + records, counted[1] + size)
-    by_name = [(merged.facts.place, merged) for merged in partitions]
+    known = [merged for merged in partitions if merged.facts.partition >= 0]
     plots = [
-        bars_over_time([(hour, records) for hour, (records, _) in hours.items()], "Records over time", "records"),
-        bars_over_time([(hour, size) for hour, (_, size) in hours.items()], "Bytes over time", "bytes"),
-        bars_by_name([(name, merged.facts.records) for name, merged in by_name], "Records by partition", "records"),
-        bars_by_name([(name, merged.keys.count()) for name, merged in by_name], "Different keys by partition", "keys"),
+        columns_over_time([(hour, records) for hour, (records, _) in hours.items()], "Records over time"),
+        columns_over_time([(hour, size) for hour, (_, size) in hours.items()], "Bytes of keys and values over time"),
+        rows_by_name([(one.facts.place, one.facts.records) for one in known], "Records by partition"),
+        rows_by_name([(one.facts.place, one.keys.count()) for one in known], "Different keys by partition"),
     ]
     return "<h2>Plots</h2>" + "".join(plots) if any(plots) else ""
 
@@ -145,4 +147,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
         return "".join(parts)
 
     lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{cells('th', head)}</tr></thead><tbody>{lines}</tbody></table>"
+    table = f"<table><thead><tr>{cells('th', head)}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<div class="wide">{table}</div>'

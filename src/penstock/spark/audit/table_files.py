@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from penstock.imports.survey import Advance
 from penstock.spark.archive import ArchiveError, open_table
+from penstock.spark.archive.columns import RECORD
 from penstock.spark.archive.places import Place, place_of
 from penstock.spark.audit.facts import Facts
 from penstock.spark.audit.row_facts import COLUMNS, RowFacts
@@ -61,7 +62,7 @@ def audit_table_file(task: TableTask, advance: Advance) -> list[Facts]:
     try:
         with task.place.files.open_input_file(task.place.path(task.name)) as source:
             for rows in pq.ParquetFile(source).iter_batches(_ROWS, columns=[*COLUMNS, "partition"]):
-                _take(task, rows, by_partition)
+                _take(task, _plain(rows), by_partition)
     except (OSError, pa.ArrowException, KeyError) as error:
         facts = Facts(task.topic, NO_PARTITION, files=1, bytes=task.bytes)
         facts.found.add("damage", task.name, f"the file cannot be read: {str(error).splitlines()[0]}")
@@ -74,6 +75,13 @@ def audit_table_file(task: TableTask, advance: Advance) -> list[Facts]:
         facts.log_start_offset = min(first for first, _ in facts.runs)
         facts.log_end_offset = max(last for _, last in facts.runs) + 1
     return [facts for facts, _ in by_partition.values()]
+
+
+def _plain(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """With the types of the archive: other tools rewrite tables with views, large binaries or other units of time."""
+    kinds = [RECORD.field(name).type for name in rows.schema.names]
+    arrays = [column.cast(kind) for column, kind in zip(rows.columns, kinds, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
 
 
 def _take(task: TableTask, rows: pa.RecordBatch, by_partition: dict[int, tuple[Facts, RowFacts]]) -> None:
