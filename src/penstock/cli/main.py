@@ -7,9 +7,11 @@ import sys
 from penstock.cli.failure import Failed
 from penstock.cli.serve_flags import parse_plain
 from penstock.model.errors import StartError
+from penstock.model.lean_start import leave_out_test_tools
 
 
 def main() -> None:
+    leave_out_test_tools()
     try:
         sys.exit(_run(sys.argv[1:]))
     except Failed as error:

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 from penstock.model.errors import StartError
+from penstock.model.lean_start import leave_out_test_tools
 from penstock.server.config import load
 from penstock.server.main import EXIT_UNUSABLE, run
 
 
 def main() -> int:
+    leave_out_test_tools()
     parser = argparse.ArgumentParser(prog="python -m penstock.server", description="Run the broker in the foreground.")
     parser.add_argument("--config", type=Path, help="YAML file")
     parser.add_argument("--data-dir", type=Path, help="where the logs are kept")
