@@ -50,7 +50,7 @@ BATCHES = 64
 SPARK = "Spark, kafka to Parquet"
 FORMATS = ("parquet", "delta", "iceberg")
 IMPORT_S_MAX = 600.0
-IMPORT_ROUNDS, IMPORT_ROUNDS_QUICK = 13, 5
+IMPORT_ROUNDS, IMPORT_ROUNDS_QUICK = 7, 5
 """The first warms up."""
 
 
@@ -117,7 +117,7 @@ class _WithDriver(Spark):
 
 
 def archive(run: Run, result: Result) -> None:
-    run.need_bytes(5_000_000_000)
+    run.need_bytes(16_000_000_000)
     data = run.directory("archive") / "data"
     with broker(data) as server, spark_session(run) as session:
         spark = _WithDriver(session.session, session.pid)
@@ -203,8 +203,8 @@ class _Tables:
 
 
 def import_copy(run: Run, result: Result) -> None:
-    sizes = {"import": 100_000 if run.quick else 1_000_000, "start": PARTITIONS * BATCH_RECORDS}
-    run.need_bytes(5_000_000_000)
+    sizes = {"import": 100_000 if run.quick else 4_000_000, "start": PARTITIONS * BATCH_RECORDS}
+    run.need_bytes(16_000_000_000)
     folder = run.directory("import")
     sources = {}
     for name, records in sizes.items():
