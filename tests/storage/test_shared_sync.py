@@ -226,7 +226,7 @@ def test_the_system_syncs_a_file_system_and_tells_errors(tmp_path: Path) -> None
 def test_the_kind_of_a_file_system_is_known(tmp_path: Path) -> None:
     assert system.file_system_of(Path("/proc")) == "proc"
     assert system.file_system_of(tmp_path) not in (None, "proc")
-    assert system.unwritten_bytes() >= 0
+    assert 0 <= system.unwritten_bytes() < sys.maxsize
 
 
 @linux
@@ -259,3 +259,15 @@ def test_a_disk_of_the_callers_own_is_never_passed_by(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path / "data", Own())
     assert directory.shared_sync is None
     directory.close((), clean=False)
+
+
+def test_a_system_that_does_not_say_how_much_is_unwritten_syncs_every_file_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", hidden)
+    shared = SharedSync(tmp_path)
+    assert not shared.worthwhile()
+    shared.close()

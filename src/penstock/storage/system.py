@@ -98,12 +98,16 @@ def file_system_of(path: Path) -> str | None:
 
 
 def unwritten_bytes() -> int:
-    """What all programs of this machine wrote and Linux has not yet brought to its disks."""
-    with open("/proc/meminfo", "rb") as table:
-        for line in table:
-            if line.startswith(b"Dirty:"):
-                return int(line.split()[1]) * 1024
-    return 0
+    """What all programs of this machine wrote and Linux has not yet brought to its disks; all there can be when it does
+    not say."""
+    try:
+        with open("/proc/meminfo", "rb") as table:
+            for line in table:
+                if line.startswith(b"Dirty:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return sys.maxsize
 
 
 def lock(fd: int) -> None:
