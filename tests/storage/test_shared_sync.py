@@ -129,7 +129,6 @@ def test_a_failed_shared_sync_is_the_last_and_every_log_asks_for_itself(
     """The kernel tells an error once: a log that was not among the waiting must hear of it by its own file."""
     logs = parts.logs(10)
     parts.system.error = OSError(errno.EIO, os.strerror(errno.EIO))
-    parts.system.permits.release(100)
     with caplog.at_level(logging.WARNING):
         parts.request(*logs)
         parts.files_begun(2)
@@ -137,6 +136,7 @@ def test_a_failed_shared_sync_is_the_last_and_every_log_asks_for_itself(
         parts.loop.turn_until(lambda: len(parts.loop.flushed) == 2)
         parts.disk.error = DiskFailed(errno.EIO, "sync failed")
         parts.disk.permits.release(100)
+        parts.system.permits.release(100)
         parts.loop.turn_until(lambda: len(parts.loop.flushed) == 10)
     assert [log.failure for log in logs[2:]] == [parts.disk.error] * 8
     assert [log.flushed_offset for log in logs[2:]] == [1] * 8

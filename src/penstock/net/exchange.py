@@ -256,10 +256,15 @@ class Exchange(ABC):
         except Exception:  # noqa: BLE001 - logged there with its traceback
             self._crash()
             return
-        size = 0
-        for chunk in chunks:
-            size += len(chunk)
-        self._send(chunks, size)
+        waits = self.stalled or self._outbox is not None
+        if len(chunks) == 1 and type(chunks[0]) is bytes and not waits:
+            # one small answer and nothing before it: the way of most
+            self._listener.bytes_sent += len(chunks[0])
+            self._transport.write(chunks[0])
+            if self.stalled or self._charged:
+                self._recharge()
+        else:
+            self._send(chunks, sum(map(len, chunks)))
         if self._ending:
             self._go_on_soon()
 
