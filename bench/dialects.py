@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,8 @@ from bench.scenario import Run
 
 RECORD_BYTES = 100
 CONNECTIONS = 16
+TOGETHER_SLICES = 2
+"""Times as many slices where all dialects take turns: they last for minutes, and each needs its share of good moments."""
 LISTENERS = ("fluxgo", "rustlog", "day1", "flymq")
 
 SEVEN_DIGITS = 1_000_000
@@ -149,46 +152,49 @@ def connections(run: Run, result: Result) -> None:
     value = value_of_size()
     work = Work(1, 1, len(value))
     place = run.directory("connections")
-    with dialect_broker(place / "data", "os", "leader", *LISTENERS, "minikafka") as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(dialect_broker(place / "data", "os", "leader", *LISTENERS, "minikafka"))
         control = Control(server.address)
         stored = _prefill(server, "minikafka", 4)
         requests = [minikafka_produce("minikafka", f"key-{i:02d}", value) for i in range(CONNECTIONS)]
-        lines = Swarm(server.addresses["minikafka"], requests, work, check_minikafka, receive_line)
-        for number, frames in enumerate(FRAMES):
-            topic = f"connections-{number}"
+        swarms = {"minikafka": Swarm(server.addresses["minikafka"], requests, work, check_minikafka, receive_line)}
+        subjects = [Subject("minikafka", server.pid, swarms["minikafka"].run)]
+        for frames in FRAMES:
+            topic = _topic_of(frames)
             control.create_topic(topic)
-            with _echo(place, frames, frames.produced(topic, value)) as echo:
-                requests = [frames.produce(topic, value)] * CONNECTIONS
-                address = server.addresses[frames.listener]
-                ours = Swarm(address, requests, work, frames.check_produced, frames.receive)
-                theirs = Swarm(echo.address, requests, work, frames.check_produced, frames.receive)
-                subjects = [
-                    Subject(frames.name, server.pid, ours.run),
-                    Subject(f"E for {frames.name}", echo.pid, theirs.run),
-                ]
-                if frames.name == "fluxgo":
-                    subjects.append(Subject("minikafka", server.pid, lines.run))
-                series = alternate(subjects, run.slices, run.slice_s)
-                broker, limit = (series[subject.name] for subject in subjects[:2])
-                result.add_series(broker, ours.latencies, server.rss_bytes())
-                result.add_series(limit, theirs.latencies, reference=True)
-                _compare(result, broker, limit, f"{frames.name}, 16 connections, one in flight", 0.3)
-                if frames.name == "fluxgo":
-                    result.add_series(series["minikafka"], lines.latencies, server.rss_bytes())
-                    cost = ratio(broker.per_cpu_s("requests"), series["minikafka"].per_cpu_s("requests"))
-                    result.check(
-                        "minikafka, 16 connections, broker CPU a request, of fluxgo's",
-                        cost.best,
-                        1.5,
-                        at_least=False,
-                        note=f"medians {cost.median:.2f}",
-                    )
-                ours.close()
-                theirs.close()
-            control.expect_records(topic, 1, ours.answered)
-        control.expect_records("minikafka", 4, stored + lines.answered)
-        lines.close()
+            echo = stack.enter_context(_echo(place, frames, frames.produced(topic, value)))
+            requests = [frames.produce(topic, value)] * CONNECTIONS
+            for name, address, pid in (
+                (frames.name, server.addresses[frames.listener], server.pid),
+                (f"E for {frames.name}", echo.address, echo.pid),
+            ):
+                swarms[name] = Swarm(address, requests, work, frames.check_produced, frames.receive)
+                subjects.append(Subject(name, pid, swarms[name].run))
+        series = alternate(subjects, TOGETHER_SLICES * run.slices, run.slice_s)
+        for frames in FRAMES:
+            broker, limit = series[frames.name], series[f"E for {frames.name}"]
+            result.add_series(broker, swarms[frames.name].latencies, server.rss_bytes())
+            result.add_series(limit, swarms[f"E for {frames.name}"].latencies, reference=True)
+            _compare(result, broker, limit, f"{frames.name}, 16 connections, one in flight", 0.3)
+            control.expect_records(_topic_of(frames), 1, swarms[frames.name].answered)
+        result.add_series(series["minikafka"], swarms["minikafka"].latencies, server.rss_bytes())
+        cost = ratio(series["fluxgo"].per_cpu_s("requests"), series["minikafka"].per_cpu_s("requests"))
+        result.check(
+            "minikafka, 16 connections, broker CPU a request, of fluxgo's",
+            cost.best,
+            1.5,
+            at_least=False,
+            note=f"medians {cost.median:.2f}",
+        )
+        control.expect_records("minikafka", 4, stored + swarms["minikafka"].answered)
+        for swarm in swarms.values():
+            swarm.close()
     result.notes.append("one record of 100 B a request, acks=leader, flush=os; minikafka over four partitions, by key")
+    result.notes.append("all dialects and their E take turns: a slow minute of the machine hits all of them")
+
+
+def _topic_of(frames: Frames) -> str:
+    return f"of-{frames.name.replace(' ', '-')}"
 
 
 class Visits:
@@ -274,39 +280,44 @@ def _fill_for_reads(server: Server, topic: str, batches: int, per_batch: int, co
 def reads(run: Run, result: Result) -> None:
     parts, per_large, per_small = 2 * CONNECTIONS, 18_000, 10
     place = run.directory("reads")
-    with dialect_broker(place / "data", "os", "leader", *LISTENERS) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(dialect_broker(place / "data", "os", "leader", *LISTENERS))
         total = (100_000 if run.quick else 400_000) // per_small
         _fill_for_reads(server, "small", total, per_small, wire.PLAIN)
         largest = _fill_for_reads(server, "large", parts, per_large, wire.ZSTD)
         lengths = {"small": total * per_small, "large": parts * per_large}
+        swarms: dict[str, Swarm] = {}
+        subjects = []
         for frames in FRAMES:
-            value = _numbered(0, RECORD_BYTES)
-            with _echo(place, frames, frames.found(0, value)) as echo:
-                address = server.addresses[frames.listener]
-                swarms = {topic: _readers(address, frames, topic, length) for topic, length in lengths.items()}
-                theirs = _readers(echo.address, frames, "small", lengths["small"], check=False)
-                subjects = [
-                    Subject(f"{frames.name}, small plain", server.pid, swarms["small"].run),
-                    Subject(f"{frames.name}, 1 MB zstd", server.pid, swarms["large"].run),
-                    Subject(f"E for {frames.name}", echo.pid, theirs.run),
-                ]
-                series = alternate(subjects, run.slices, run.slice_s)
-                small, large, limit = (series[subject.name] for subject in subjects)
-                result.add_series(small, swarms["small"].latencies, server.rss_bytes())
-                result.add_series(large, swarms["large"].latencies, server.rss_bytes())
-                result.add_series(limit, theirs.latencies, reference=True)
-                _compare(result, small, limit, f"{frames.name}, single reads, 16 connections", 0.3)
-                cost = ratio(small.per_cpu_s("requests"), large.per_cpu_s("requests"))
-                result.check(
-                    f"{frames.name}, single reads of 1 MB zstd batches, broker CPU, of small plain ones",
-                    cost.best,
-                    2.0,
-                    at_least=False,
-                    note=f"medians {cost.median:.2f}",
-                )
-                for swarm in (*swarms.values(), theirs):
-                    swarm.close()
+            echo = stack.enter_context(_echo(place, frames, frames.found(0, _numbered(0, RECORD_BYTES))))
+            address = server.addresses[frames.listener]
+            for name, at, pid, topic in (
+                (f"{frames.name}, small plain", address, server.pid, "small"),
+                (f"{frames.name}, 1 MB zstd", address, server.pid, "large"),
+                (f"E for {frames.name}", echo.address, echo.pid, "small"),
+            ):
+                swarms[name] = _readers(at, frames, topic, lengths[topic], check=pid == server.pid)
+                subjects.append(Subject(name, pid, swarms[name].run))
+        series = alternate(subjects, TOGETHER_SLICES * run.slices, run.slice_s)
+        for name, swarm in swarms.items():
+            is_broker = not name.startswith("E for ")
+            rss = server.rss_bytes() if is_broker else None
+            result.add_series(series[name], swarm.latencies, rss, reference=not is_broker)
+            swarm.close()
+        for frames in FRAMES:
+            small, large = series[f"{frames.name}, small plain"], series[f"{frames.name}, 1 MB zstd"]
+            limit = series[f"E for {frames.name}"]
+            _compare(result, small, limit, f"{frames.name}, single reads, 16 connections", 0.3)
+            cost = ratio(small.per_cpu_s("requests"), large.per_cpu_s("requests"))
+            result.check(
+                f"{frames.name}, single reads of 1 MB zstd batches, broker CPU, of small plain ones",
+                cost.best,
+                2.0,
+                at_least=False,
+                note=f"medians {cost.median:.2f}",
+            )
     result.notes.append("records of 100 B, each connection reads its part of the log in order, one record a request")
+    result.notes.append("all dialects and their E take turns: a slow minute of the machine hits all of them")
     result.notes.append(f"small: {per_small} records a batch; large: {per_large:,}, {largest / 1e6:.2f} MB packed")
 
 
