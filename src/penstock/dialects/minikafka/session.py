@@ -45,7 +45,7 @@ class MiniKafkaSession(HoldingSession):
 
     def feed(self, view: memoryview) -> Fed:
         end = len(view)
-        window = bytes(view[:WINDOW_BYTES])
+        window = view.tobytes() if end <= WINDOW_BYTES else bytes(view[:WINDOW_BYTES])
         base = at = 0
         """Where the window and the next line begin, in the view."""
         payload_bytes_max = self._service.settings.frame_bytes_max
