@@ -7,9 +7,6 @@ BIN := .venv/bin
 STAMP := .venv/.setup-done
 WORKERS ?= 2
 
-# Brokers start hundreds of times in the tests, and compiling the product takes half of each start.
-unexport PYTHONDONTWRITEBYTECODE
-
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
