@@ -107,7 +107,7 @@ class Cleaning:
         candidates = [
             candidate
             for partition in self._partitions()
-            if partition.config.compacts and partition.log is not None
+            if partition.compacts and partition.log is not None
             if (candidate := self._candidate(partition, partition.log, now_ms)) is not None
         ]
         return max(candidates, key=lambda candidate: candidate.dirty_ratio, default=None)

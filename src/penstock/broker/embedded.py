@@ -298,7 +298,7 @@ class EmbeddedEngine:
             refusal = found.timestamp_refusal(timestamp_ms, timestamp_ms, time.time_ns() // 1_000_000)
             if refusal is not None:
                 return RunAppended(refusal.fault, text=refusal.text)
-        if self._gathering.active and not found.config.compacts:  # there, one record can spoil a whole run
+        if self._gathering.active and not found.compacts:  # there, one record can spoil a whole run
             return self._gathering.add_run(found, values, keys, acks, timestamp_ms)
         return runs.append_run(found, values, keys, acks, timestamp_ms, time.time_ns() // 1_000_000)
 

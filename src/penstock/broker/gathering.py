@@ -120,13 +120,16 @@ def _append_batches(partition: Partition, gathered: list[_Batches], now_ms: int)
 
 def _append_runs(partition: Partition, gathered: list[_Run], now_ms: int) -> None:
     appended = _written_runs(partition, gathered, now_ms)
-    durable = bool(appended.written) and partition.durable
+    waits = partition.durable and appended.written
+    if len(gathered) == 1 and not waits:
+        gathered[0].pending.complete(appended)
+        return
     waiting: list[tuple[Pending[RunAppended], RunAppended]] = []
     start = 0
     for own_values, _, acks, _, pending in gathered:
         result = _part(appended, start, len(own_values))
         start += len(own_values)
-        if durable and result.written and (acks == Acks.ALL or partition.waits_always):
+        if waits and result.written and (acks == Acks.ALL or partition.waits_always):
             waiting.append((pending, result))
         else:
             pending.complete(result)
@@ -145,20 +148,19 @@ def _written_runs(partition: Partition, gathered: list[_Run], now_ms: int) -> Ru
     first = gathered[0]
     if len(gathered) == 1:
         return runs.write_run(partition, first.values, first.keys, first.timestamp_ms, now_ms)
-    if any(run.timestamp_ms != first.timestamp_ms for run in gathered):
-        records = [
-            NewRecord(run.timestamp_ms if run.timestamp_ms > 0 else now_ms, key, value)
-            for run in gathered
-            for key, value in zip(_keys(run), run.values, strict=True)
-        ]
-        return runs.write_new(partition, records, Codec.NONE, now_ms)
-    values = [value for run in gathered for value in run.values]
-    keys = None if all(run.keys is None for run in gathered) else [key for run in gathered for key in _keys(run)]
-    return runs.write_run(partition, values, keys, first.timestamp_ms, now_ms)
-
-
-def _keys(run: _Run) -> Sequence[Bytes | None]:
-    return (None,) * len(run.values) if run.keys is None else run.keys
+    values: list[Bytes] = []
+    keys: list[Bytes | None] = []
+    stamps_ms: list[int] = []
+    keyed = False
+    for own_values, own_keys, _, timestamp_ms, _ in gathered:
+        values += own_values
+        keyed = keyed or own_keys is not None
+        keys += [None] * len(own_values) if own_keys is None else own_keys
+        stamps_ms += [timestamp_ms] * len(own_values)
+    if stamps_ms.count(first.timestamp_ms) == len(stamps_ms):
+        return runs.write_run(partition, values, keys if keyed else None, first.timestamp_ms, now_ms)
+    stamps_ms = [timestamp_ms if timestamp_ms > 0 else now_ms for timestamp_ms in stamps_ms]
+    return runs.write_new(partition, list(map(NewRecord, stamps_ms, keys, values)), Codec.NONE, now_ms)
 
 
 def _part(appended: RunAppended, start: int, count: int) -> RunAppended:

@@ -8,7 +8,7 @@ where the flush policy promises durability, else to the log end. Whoever waits f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.broker.aborted import AbortedTransactions
@@ -45,6 +45,7 @@ class Partition:
         "_looks_inside",
         "_stamps",
         "aborted",
+        "compacts",
         "config",
         "data_waiters",
         "durable",
@@ -93,7 +94,8 @@ class Partition:
     def configure(self, config: TopicConfig, flush_policy: str) -> None:
         self.config = config
         self._stamps = config.has_log_append_time
-        self._looks_inside = config.compacts or config.message_timestamp_before_max_ms != _LONG_MAX
+        self.compacts = config.compacts
+        self._looks_inside = self.compacts or config.message_timestamp_before_max_ms != _LONG_MAX
         policy = config.penstock_flush or flush_policy
         self.durable = policy in ("acks", "always")
         """Whether the high watermark is the flushed offset."""
@@ -284,14 +286,14 @@ class Partition:
             record_index,
         )
 
-    def append_made(self, made: Iterable[bytearray], now_ms: int) -> RunAppended:
+    def append_made(self, made: Sequence[bytearray], now_ms: int) -> RunAppended:
         """Append batches that the broker made of bare records: sound by making, so only placed and written."""
         log = self._writable()
         batches = []
         base_offset = offset = log.log_end_offset
         for data in made:
             batch = Batch(memoryview(data))
-            if self.config.has_log_append_time:
+            if self._stamps:
                 batch.stamp(now_ms)
             batch.place(offset, self.leader_epoch)
             offset += batch.last_offset_delta + 1
@@ -300,13 +302,14 @@ class Partition:
             written = log.append(batches, now_ms)
         except BrokerError as error:
             return RunAppended(error.fault, text=error.text)
+        end_offset = log.log_end_offset
         if self.durable:
             self.request_flush(log)
         else:
-            if log.log_end_offset - log.flushed_offset >= self.config.flush_messages:
+            if end_offset - log.flushed_offset >= self.config.flush_messages:
                 self.request_flush(log)
-            self._advance(log.log_end_offset)
-        count = log.log_end_offset - base_offset
+            self._advance(end_offset)
+        count = end_offset - base_offset
         if written < len(batches):
             return RunAppended(Fault.STORAGE_ERROR, base_offset, count, "no room on the disk")
         return RunAppended(Fault.NONE, base_offset, count)

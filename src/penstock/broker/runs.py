@@ -7,7 +7,7 @@ max.message.bytes; a record larger than that has a batch to itself, because the 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from penstock.broker.engine import Acks, Bytes, RunAppended
@@ -39,17 +39,20 @@ def write_run(
     """Append and wait for no flush. Without a timestamp of their own the records get the current one."""
     if timestamp_ms <= 0:
         timestamp_ms = now_ms
-    if partition.config.compacts and (keys is None or any(key is None for key in keys)):
+    if partition.compacts and (keys is None or any(key is None for key in keys)):
         return RunAppended(Fault.INVALID_RECORD, text="a record of a compacted topic needs a key")
+    batch_bytes_max = partition.config.max_message_bytes
     if len(values) == 1:
         return _written(partition, (build_run(values, timestamp_ms, keys),), now_ms)
     sizes = list(map(len, values))
     if keys is not None:
-        sizes = [size + (0 if key is None else len(key)) for size, key in zip(sizes, keys, strict=True)]
-    made = (
+        sizes = [size if key is None else size + len(key) for size, key in zip(sizes, keys, strict=True)]
+    if HEADER_BYTES + sum(sizes) + len(sizes) * RECORD_OVERHEAD_BYTES_MAX <= batch_bytes_max:
+        return _written(partition, (build_run(values, timestamp_ms, keys),), now_ms)
+    made = [
         build_run(values[start:end], timestamp_ms, None if keys is None else keys[start:end])
-        for start, end in _cuts(sizes, partition.config.max_message_bytes)
-    )
+        for start, end in _cuts(sizes, batch_bytes_max)
+    ]
     return _written(partition, made, now_ms)
 
 
@@ -61,7 +64,7 @@ def append_new(
 
 def write_new(partition: Partition, records: Sequence[NewRecord], compression: int, now_ms: int) -> RunAppended:
     """Append and wait for no flush."""
-    if partition.config.compacts and any(record.key is None for record in records):
+    if partition.compacts and any(record.key is None for record in records):
         return RunAppended(Fault.INVALID_RECORD, text="a record of a compacted topic needs a key")
     sizes = [
         len(record.key or b"")
@@ -69,14 +72,14 @@ def write_new(partition: Partition, records: Sequence[NewRecord], compression: i
         + sum(len(n) * 4 + len(v or b"") + 10 for n, v in record.headers)
         for record in records
     ]
-    made = (
+    made = [
         build_batch(records[start:end], compression=compression)
         for start, end in _cuts(sizes, partition.config.max_message_bytes)
-    )
+    ]
     return _written(partition, made, now_ms)
 
 
-def _written(partition: Partition, made: Iterable[bytearray], now_ms: int) -> RunAppended:
+def _written(partition: Partition, made: Sequence[bytearray], now_ms: int) -> RunAppended:
     try:
         return partition.append_made(made, now_ms)
     except BrokerError as error:
@@ -99,9 +102,6 @@ def _cuts(sizes: Sequence[int], batch_bytes_max: int) -> Iterator[tuple[int, int
     """Where to cut a run into batches that stay below the bound."""
     room = batch_bytes_max - HEADER_BYTES
     ends = list(accumulate(size + RECORD_OVERHEAD_BYTES_MAX for size in sizes))
-    if ends[-1] <= room:
-        yield 0, len(sizes)
-        return
     start = taken = 0
     while start < len(sizes):
         end = max(start + 1, bisect_right(ends, taken + room))

@@ -148,15 +148,57 @@ def build_run(
     """A batch of bare values that share one timestamp: no headers, no compression, no producer.
 
     What lies between two values depends on two lengths and a place, so it is looked up and not computed; every step
-    runs over all records at once.
+    runs over all records at once, unless they are few.
     """
     count = len(values)
     if not count:
         raise BatchError("a batch has at least one record")
     if keys is not None and len(keys) != count:
         raise BatchError(f"{len(keys)} keys for {count} values")
-    if count == 1:
-        return _build_one(values[0], timestamp_ms, None if keys is None else keys[0], base_offset, leader_epoch)
+    built = _few_records(values, keys) if count <= _FEW else _many_records(values, keys)
+    size = len(built) - LENGTH_PREFIX_BYTES
+    last = count - 1
+    try:
+        # `_with_header` with all that a run does not have: this is the hot path
+        _PACK_HEADER(
+            built, 0, base_offset, size, leader_epoch, MAGIC, 0, 0, last, timestamp_ms, timestamp_ms, -1, -1, -1, count
+        )
+    except struct.error as error:
+        raise BatchError(f"a field of the header is out of range: {error}") from None
+    _PACK_CRC(built, CRC_OFFSET, crc32c(memoryview(built)[CRC_START:]))
+    return built
+
+
+def _few_records(values: Sequence[Bytes], keys: Sequence[Bytes | None] | None) -> bytearray:
+    """Room for the header, then the records of a run, one after the other."""
+    parts: list[Bytes] = [_BLANK]
+    deltas = _offset_deltas(len(values))
+    if keys is None:
+        for delta, value in zip(deltas, values, strict=True):
+            length = len(value)
+            size = 5 + _FIELD_BYTES[length]
+            parts += (_LENGTH[size], b"\0\0", delta, _NULL_KEY_AND_LENGTH[length], value, _NO_HEADERS)
+    else:
+        for delta, key, value in zip(deltas, keys, values, strict=True):
+            key_length = -1 if key is None else len(key)
+            length = len(value)
+            size = 4 + _FIELD_BYTES[key_length] + _FIELD_BYTES[length]
+            parts += (
+                _LENGTH[size],
+                b"\0\0",
+                delta,
+                _LENGTH[key_length],
+                key or b"",
+                _LENGTH[length],
+                value,
+                _NO_HEADERS,
+            )
+    return bytearray().join(parts)
+
+
+def _many_records(values: Sequence[Bytes], keys: Sequence[Bytes | None] | None) -> bytearray:
+    """The same, step by step over all of them."""
+    count = len(values)
     value_lengths = list(map(len, values))
     field_bytes = list(map(_FIELD_BYTES.__getitem__, value_lengths))
     if keys is None:
@@ -186,43 +228,7 @@ def build_run(
         if stop >= count:
             break
         start = stop
-    return _with_header(
-        bytearray().join(parts),
-        base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        attributes=0,
-        last_offset_delta=count - 1,
-        base_timestamp=timestamp_ms,
-        max_timestamp=timestamp_ms,
-        producer_id=NO_PRODUCER_ID,
-        producer_epoch=NO_PRODUCER_EPOCH,
-        base_sequence=NO_SEQUENCE,
-        count=count,
-    )
-
-
-def _build_one(value: Bytes, timestamp_ms: int, key: Bytes | None, base_offset: int, leader_epoch: int) -> bytearray:
-    """A run of one, which those send who wait for each answer."""
-    if key is None:
-        size = 5 + _FIELD_BYTES[len(value)]
-        parts: tuple[Bytes, ...] = (_NULL_KEY_AND_LENGTH[len(value)], value)
-    else:
-        size = 4 + _FIELD_BYTES[len(key)] + _FIELD_BYTES[len(value)]
-        parts = (_LENGTH[len(key)], key, _LENGTH[len(value)], value)
-    # Attributes, timestamp delta and offset delta are 0.
-    return _with_header(
-        bytearray().join((_BLANK, _LENGTH[size], b"\0\0\0", *parts, _NO_HEADERS)),
-        base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        attributes=0,
-        last_offset_delta=0,
-        base_timestamp=timestamp_ms,
-        max_timestamp=timestamp_ms,
-        producer_id=NO_PRODUCER_ID,
-        producer_epoch=NO_PRODUCER_EPOCH,
-        base_sequence=NO_SEQUENCE,
-        count=1,
-    )
+    return bytearray().join(parts)
 
 
 def _append_record(
@@ -279,7 +285,7 @@ def _with_header(
 ) -> bytearray:
     """`built`, its first bytes made the header that fits the rest."""
     try:
-        HEADER.pack_into(
+        _PACK_HEADER(
             built,
             0,
             base_offset,
@@ -298,7 +304,7 @@ def _with_header(
         )
     except struct.error as error:
         raise BatchError(f"a field of the header is out of range: {error}") from None
-    CRC.pack_into(built, CRC_OFFSET, crc32c(memoryview(built)[CRC_START:]))
+    _PACK_CRC(built, CRC_OFFSET, crc32c(memoryview(built)[CRC_START:]))
     return built
 
 
@@ -318,8 +324,12 @@ class _Table(dict[int, _T]):
 
 
 _TABLE_LENGTH_MAX = 4096
+_FEW = 8
+"""Up to so many records a loop is cheaper than the steps over all of them."""
 _OFFSET_DELTAS_MAX = 65_536
 
+_PACK_HEADER = HEADER.pack_into
+_PACK_CRC = CRC.pack_into
 _NULL = varint(-1)
 _NO_HEADERS = varint(0)
 _BLANK = bytes(HEADER_BYTES)

@@ -143,24 +143,23 @@ class PartitionLog:
         """
         if self.failure is not None:
             raise BrokerError(Fault.STORAGE_ERROR, f"{self.name} is read-only after a disk error: {self.failure}")
-        total = 0
-        for batch in batches:
-            total += batch.size
+        total = batches[0].size if len(batches) == 1 else sum([batch.size for batch in batches])
         if self._fits(total, batches[-1], now_ms):
             self._append_part(batches, total, now_ms)
             return len(batches)
         return self._append_over_segments(batches, now_ms)
 
     def _fits(self, total: int, last: Batch, now_ms: int) -> bool:
+        config = self.config
         active = self.active
         size = active.size
         if size == 0:
-            return total <= self.config.segment_bytes
+            return total <= config.segment_bytes
         return (
-            size + total <= self.config.segment_bytes
-            and now_ms - active.created_ms < self.config.segment_ms
-            and last.last_offset - active.base_offset <= RELATIVE_OFFSET_MAX
-            and size // max(self.config.index_interval_bytes, BATCH_BYTES_MIN) < self.config.segment_index_bytes // 8
+            size + total <= config.segment_bytes
+            and now_ms - active.created_ms < config.segment_ms
+            and last.base_offset + last.last_offset_delta - active.base_offset <= RELATIVE_OFFSET_MAX
+            and size // max(config.index_interval_bytes, BATCH_BYTES_MIN) < config.segment_index_bytes // 8
         )
 
     def _append_over_segments(self, batches: Sequence[Batch], now_ms: int) -> int:
@@ -184,7 +183,7 @@ class PartitionLog:
 
     def _append_part(self, batches: Sequence[Batch], total: int, now_ms: int) -> None:
         active = self.active
-        first = batches[0]
+        first, last = batches[0], batches[-1]
         position = active.size
         try:
             if first.leader_epoch > self.leader_epoch or self.log_end_offset == 0:
@@ -199,7 +198,7 @@ class PartitionLog:
             raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: cannot store the leader epoch: {error}") from error
         if active.created_ms < 0:
             active.created_ms = now_ms - self._jitter_ms()
-        self.log_end_offset = batches[-1].base_offset + batches[-1].last_offset_delta + 1
+        self.log_end_offset = last.base_offset + last.last_offset_delta + 1
         places = self._places
         places[first.base_offset] = (active, position, first.size)
         if len(places) > PLACES_REMEMBERED:
