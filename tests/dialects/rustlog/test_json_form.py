@@ -338,6 +338,15 @@ def test_a_produce_is_read_the_same_behind_any_other_as_by_itself(first: bytes, 
     assert stored_by(*(Peer(broker) for _ in LOOKALIKES)) == expected
 
 
+def test_a_frame_that_ends_within_the_common_beginning_is_no_produce(broker: Broker) -> None:
+    payload = b'{"Produce":{"x":"]]}}","topic":"orders","partition":0,"records":[[1]]}}'
+    end = payload.index(b"]]}}") + 4
+    peer = Peer(broker)
+    peer.send(frame(payload))
+    assert b"failed to parse request" in peer.send(end.to_bytes(4, "big") + payload)
+    assert [value for _, value in broker.values("orders")] == [b"\x01"]
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 @given(payloads=st.lists(st.sampled_from(LOOKALIKES[:12]), min_size=3, max_size=8))
 def test_many_produces_in_one_read_are_read_as_each_by_itself(payloads: list[bytes], broker: Broker) -> None:

@@ -25,6 +25,7 @@ from penstock.dialects.rustlog.requests import Fetch, Form, OffsetCommit, Offset
 from penstock.records.record import Record
 
 _U32 = struct.Struct(">I")
+_SIZE_BYTES = 4
 _U64_MAX = 2**64 - 1
 
 OFFSET_BYTES_MAX = 32
@@ -120,40 +121,52 @@ def records(body: ProduceBody, frame_bytes_max: int) -> list[Bytes]:
 class ProduceHead:
     """What the single-record produces of one producer to one partition have before and behind the record's numbers."""
 
-    __slots__ = ("_prefix", "_suffix", "partition", "topic")
+    __slots__ = ("_prefix", "_suffix", "_unpack", "partition", "topic")
 
     def __init__(self, prefix: bytes, suffix: bytes, topic: str, partition: int) -> None:
         self._prefix = prefix
         self._suffix = suffix
+        self._unpack = struct.Struct(f">I{len(prefix)}s").unpack_from
         self.topic = topic
         self.partition = partition
 
     def cut(self, data: bytes, at: int, end: int, frame_bytes_max: int) -> tuple[list[Bytes], int]:
         """The records of the frames from `at` on that are whole and look so, and where the first other one is."""
-        prefix, suffix = self._prefix, self._suffix
-        skip, behind = _U32.size + len(prefix), len(suffix)
-        unpack, starts = _U32.unpack_from, data.startswith
+        unpack, prefix, suffix = self._unpack, self._prefix, self._suffix
+        before, behind = _SIZE_BYTES + len(prefix), len(suffix)
+        size_min = len(prefix) + behind
+        last = end - _SIZE_BYTES - size_min
+        has = data.startswith
         texts: list[bytes] = []
-        stops = [at]
-        while starts(prefix, at + _U32.size):
-            size = unpack(data, at)[0]
-            stop = at + _U32.size + size
-            close = stop - behind
-            if stop > end or size > frame_bytes_max or close < at + skip or not starts(suffix, close):
+        add = texts.append
+        start = at
+        while at <= last:
+            size, found = unpack(data, at)
+            stop = at + _SIZE_BYTES + size
+            if (
+                found != prefix
+                or not size_min <= size <= frame_bytes_max
+                or stop > end
+                or not has(suffix, stop - behind)
+            ):
                 break
-            texts.append(data[at + skip : close])
-            stops.append(stop)
+            add(data[at + before : stop - behind])
             at = stop
-        return _values_of(texts, stops) if texts else ([], at)
+        if not texts:
+            return [], at
+        values = _values_of(texts)
+        if len(values) < len(texts):
+            at = start + sum(before + len(text) + behind for text in texts[: len(values)])
+        return values, at
 
 
-def _values_of(texts: list[bytes], stops: list[int]) -> tuple[list[Bytes], int]:
-    """The records whose numbers are sound, up to the first whose are not, and where the last of them stops."""
+def _values_of(texts: list[bytes]) -> list[Bytes]:
+    """The records whose numbers are sound, up to the first whose are not."""
     if len(texts) > 1:
         together = b"[[%b]]" % b"],[".join(texts)
         if together.count(b"]") == len(texts) + 1:  # no text has a bracket of its own: none runs into the next
             try:
-                return list(map(bytearray, _decode_records(together))), stops[-1]
+                return list(map(bytearray, _decode_records(together)))
             except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
                 pass
     values: list[Bytes] = []
@@ -162,7 +175,7 @@ def _values_of(texts: list[bytes], stops: list[int]) -> tuple[list[Bytes], int]:
             values.append(bytearray(_decode_record(b"[%b]" % text)))
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
             break
-    return values, stops[len(values)]
+    return values
 
 
 def head_of(payload: bytes, body: ProduceBody) -> ProduceHead | None:
