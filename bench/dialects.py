@@ -25,6 +25,7 @@ from bench.dialect_frames import (
 from bench.load import Control, Pipeline, Swarm, receive_line
 from bench.method import Latencies, Series, Subject, Work, alternate, ratio
 from bench.processes import Address, Server, dialect_broker, reference
+from bench.references import JsonAnswer, JsonRequest, Offsets
 from bench.result import Result
 from bench.scenario import Run
 
@@ -343,24 +344,6 @@ def _readers(address: Address, frames: Frames, topic: str, length: int, *, check
 # ---------------------------------------------------------------------------------------------------------------- JSON
 
 
-class Produce(msgspec.Struct):
-    topic: str
-    partition: int
-    records: list[list[int]]
-
-
-class Request(msgspec.Struct):
-    Produce: Produce
-
-
-class Offsets(msgspec.Struct):
-    offsets: list[int]
-
-
-class Answer(msgspec.Struct):
-    Produce: Offsets
-
-
 class JsonLoop:
     """Parse a request, print its answer, and nothing else."""
 
@@ -371,13 +354,13 @@ class JsonLoop:
     def run(self, seconds: float) -> Work:
         clock = time.perf_counter_ns
         end = clock() + int(seconds * 1e9)
-        decode = msgspec.json.Decoder(Request).decode
+        decode = msgspec.json.Decoder(JsonRequest).decode
         encode = msgspec.json.Encoder().encode
         payload, first = self._payload, self._count
         while clock() < end:
             for _ in range(100):
                 request = decode(payload)
-                encode(Answer(Offsets([self._count])))
+                encode(JsonAnswer(Offsets([self._count])))
                 self._count += len(request.Produce.records)
         done = self._count - first
         return Work(done, done, done * RECORD_BYTES)
@@ -386,35 +369,55 @@ class JsonLoop:
 def rustlog_json(run: Run, result: Result) -> None:
     value = value_of_size()
     place = run.directory("json")
-    with dialect_broker(place / "data", "os", "leader", "rustlog") as server:
+    windows = (100, 1_000)
+    with (
+        dialect_broker(place / "data", "os", "leader", "rustlog") as server,
+        reference("json", place, str(SEVEN_DIGITS)) as limit,
+    ):
         stored = _prefill(server, "json", 1)
         request = json_produce("json", value)
         work = Work(1, 1, len(value))
-        pipelines = {
-            f"window of {window:,}": Pipeline(server.addresses["rustlog"], [request] * window, work, check_json)
-            for window in (100, 1_000)
-        }
+        ours: dict[int, Pipeline] = {}
+        pipelines: dict[str, Pipeline] = {}
+        subjects = []
+        for window in windows:
+            requests = [request] * window
+            ours[window] = Pipeline(server.addresses["rustlog"], requests, work, check_json)
+            theirs = Pipeline(limit.address, requests, work, check_json)
+            for name, pid, pipeline in (
+                (f"rustlog, window of {window:,}", server.pid, ours[window]),
+                (f"msgspec server, window of {window:,}", limit.pid, theirs),
+            ):
+                pipelines[name] = pipeline
+                subjects.append(Subject(name, pid, pipeline.run))
         loop = JsonLoop(request[4:])
-        subjects = [Subject(label, server.pid, pipeline.run) for label, pipeline in pipelines.items()]
         subjects.append(Subject("msgspec loop", os.getpid(), loop.run))
         series = alternate(subjects, run.slices, run.slice_s)
-        for label, pipeline in pipelines.items():
-            result.add_series(series[label], pipeline.latencies, server.rss_bytes())
+        for name, pipeline in pipelines.items():
+            is_broker = name.startswith("rustlog")
+            rss = server.rss_bytes() if is_broker else None
+            result.add_series(series[name], pipeline.latencies, rss, reference=not is_broker)
         result.add_series(series["msgspec loop"], reference=True)
-        answered = sum(pipeline.answered for pipeline in pipelines.values())
+        answered = sum(pipeline.answered for pipeline in ours.values())
         Control(server.address).expect_records("json", 1, stored + answered)
-    for label in pipelines:
-        found = ratio(series[label].per_s("requests"), series["msgspec loop"].per_s("requests"))
-        by_cpu = ratio(series[label].per_cpu_s("requests"), series["msgspec loop"].per_cpu_s("requests"))
+        for pipeline in pipelines.values():
+            pipeline.close()
+    for window in windows:
+        broker = series[f"rustlog, window of {window:,}"]
+        served, bare = series[f"msgspec server, window of {window:,}"], series["msgspec loop"]
+        what = f"rustlog JSON, produce, window of {window:,}"
+        of_server = ratio(broker.per_s("requests"), served.per_s("requests"))
         result.check(
-            f"rustlog JSON, produce, {label}, of a loop that parses and prints",
-            found.best,
-            0.5,
-            note=f"medians {found.median:.2f}; by CPU second {by_cpu.best:.2f}",
+            f"{what}, of a server that parses and prints", of_server.best, 0.5, note=f"medians {of_server.median:.2f}"
         )
+        of_loop = ratio(broker.per_s("requests"), bare.per_s("requests"))
+        by_cpu = ratio(broker.per_cpu_s("requests"), bare.per_cpu_s("requests"))
+        note = f"medians {of_loop.median:.2f}; by CPU second {by_cpu.best:.2f}"
+        result.check(f"{what}, of a loop without a socket", of_loop.best, 0.5, note=note)
     result.notes.append(
         f"one record of 100 B a request, which is {len(request) - 4} bytes of JSON; acks=leader, flush=os"
     )
     result.notes.append(
-        "msgspec loop: in one process, without a socket: parses the request into structs, prints the answer"
+        "msgspec server: a uvloop server that parses each request into structs and prints its answer; "
+        "msgspec loop: the same in one process, without a socket"
     )

@@ -1,9 +1,9 @@
-"""What this machine can do at all: four servers that do the least that the work demands.
+"""What this machine can do at all: five servers that do the least that the work demands.
 
 `sink`: recv + CRC-32C + write, a blocking loop over whole frames. `sendfile`: a small request, answered with 1 MiB of a
 warm file. `echo`: E, a uvloop server that cuts frames and writes one fixed answer for each. `greet`: a uvloop server that
-answers whatever came, for clients that connect, ask once and go. They know no protocol: an answer is a fixed string of the
-length that the broker's would have.
+answers whatever came, for clients that connect, ask once and go. `json`: E with its frames parsed and its answers printed
+by msgspec. They know no protocol: but for that one, an answer is a fixed string of the length that the broker's would have.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import uvloop
 from crc32c import crc32c
 
@@ -132,6 +133,54 @@ class Echo(asyncio.Protocol):
         self._rest = data[start:]
 
 
+class Produce(msgspec.Struct):
+    topic: str
+    partition: int
+    records: list[list[int]]
+
+
+class JsonRequest(msgspec.Struct):
+    Produce: Produce
+
+
+class Offsets(msgspec.Struct):
+    offsets: list[int]
+
+
+class JsonAnswer(msgspec.Struct):
+    Produce: Offsets
+
+
+class JsonEcho(asyncio.Protocol):
+    """E for JSON: each frame is parsed into structs, and its answer is printed; the offset counts the records."""
+
+    __slots__ = ("_decode", "_encode", "_offset", "_rest", "_write")
+
+    def __init__(self, offset: int) -> None:
+        self._decode = msgspec.json.Decoder(JsonRequest).decode
+        self._encode = msgspec.json.Encoder().encode
+        self._offset = offset
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._write = cast(asyncio.Transport, transport).write
+
+    def data_received(self, data: bytes) -> None:
+        if self._rest:
+            data = self._rest + data
+        start = 0
+        while len(data) - start >= 4:
+            end = start + 4 + _LENGTH.unpack_from(data, start)[0]
+            if end > len(data):
+                break
+            request = self._decode(data[start + 4 : end])
+            answer = self._encode(JsonAnswer(Offsets([self._offset])))
+            self._offset += len(request.Produce.records)
+            self._write(_LENGTH.pack(len(answer)) + answer)
+            start = end
+        self._rest = data[start:]
+
+
 class Greet(asyncio.Protocol):
     """An answer to whatever came."""
 
@@ -168,8 +217,11 @@ def main(arguments: list[str]) -> None:
     elif kind == "greet":
         answer = bytes.fromhex(arguments[2])
         uvloop.run(_serve(lambda: Greet(answer)))
+    elif kind == "json":
+        offset = int(arguments[2])
+        uvloop.run(_serve(lambda: JsonEcho(offset)))
     else:
-        raise SystemExit(f"no reference named {kind!r}: sink, sendfile, echo, greet")
+        raise SystemExit(f"no reference named {kind!r}: sink, sendfile, echo, greet, json")
 
 
 if __name__ == "__main__":
