@@ -514,9 +514,12 @@ def test_no_room_for_a_checkpoint_stops_nothing(tmp_path: Path) -> None:
 
     async def body() -> None:
         async with engine_on(tmp_path, disk, checkpoint_interval_ms=10) as engine:
-            assert await faults(engine, batch_of(b"a", producer_id=1, producer_epoch=0, base_sequence=0)) == [
-                Fault.NONE
-            ]
+
+            async def append(sequence: int) -> None:
+                batch = batch_of(b"a", producer_id=1, producer_epoch=0, base_sequence=sequence)
+                assert await faults(engine, batch) == [Fault.NONE]
+
+            await append(0)
             refused: list[Path] = []
 
             def refuse(operation: str, path: Path) -> None:
@@ -524,12 +527,11 @@ def test_no_room_for_a_checkpoint_stops_nothing(tmp_path: Path) -> None:
                 full_for("replace_whole", "append_to")(operation, path)
 
             disk.refuse = refuse
+            await append(1)  # what the next checkpoints have to cover
             await until(lambda: len(refused) > 2)
-            assert await faults(engine, batch_of(b"b", producer_id=1, producer_epoch=0, base_sequence=1)) == [
-                Fault.NONE
-            ]
+            await append(2)
             disk.refuse = None
-            await until(lambda: b'"t-0":[2,0' in (tmp_path / "checkpoint").read_bytes())
+            await until(lambda: b'"t-0":[3,0' in (tmp_path / "checkpoint").read_bytes())
 
     run(body)
 
