@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 
 from penstock import Broker
-from penstock.cli import dialect_clients
 from penstock.cli.dialect_clients import CLIENTS, DialectClient, Pair
+from penstock.client import stream
 
 WAIT_S = 30
 DIALECTS = ("fluxgo", "rustlog")
@@ -50,7 +50,7 @@ def test_lines_that_come_late_are_sent_over_a_new_connection(
 ) -> None:
     topic = f"late-{dialect}"
     make_topic(broker, topic)
-    monkeypatch.setattr(dialect_clients, "QUIET_S_MAX", 0.0)
+    monkeypatch.setattr(stream, "QUIET_S_MAX", 0.0)
     before = closings(broker, dialect)
     with closing(connected(broker, dialect)) as client:
         client.produce(topic, 0, [Pair(b"", b"third")])
@@ -67,7 +67,7 @@ def test_a_reader_that_was_held_up_goes_on_where_it_was(
 ) -> None:
     topic = f"held-{dialect}-{who_connects[4:]}"
     make_topic(broker, topic)
-    monkeypatch.setattr(dialect_clients, "QUIET_S_MAX", 0.0)
+    monkeypatch.setattr(stream, "QUIET_S_MAX", 0.0)
     before = closings(broker, dialect)
     with closing(connected(broker, dialect)) as client:
         reading = client.read(topic, None, topic, 0)
@@ -75,7 +75,7 @@ def test_a_reader_that_was_held_up_goes_on_where_it_was(
         wait_until_closed(broker, dialect, before)
         if who_connects == "the commit":
             client.commit()
-            monkeypatch.setattr(dialect_clients, "QUIET_S_MAX", 1_000.0)
+            monkeypatch.setattr(stream, "QUIET_S_MAX", 1_000.0)
         assert [found.value for found in reading] == [b"second"]
         client.commit()
         assert list(client.read(topic, None, topic, 0)) == []

@@ -7,7 +7,6 @@ for a group (MiniKafka). What is asked of each is `DialectClient`.
 from __future__ import annotations
 
 import enum
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 
 Address = tuple[str, int]
 ValuesClient = TypeVar("ValuesClient", "FluxGoClient", "RustLogClient")
-
-QUIET_S_MAX = 10.0
-"""A third of what a FluxGo server waits for the next frame when it is not told."""
 
 
 class Pair(NamedTuple):
@@ -141,61 +137,28 @@ class _ByOffset:
 
 
 class _Values(Generic[ValuesClient]):
-    """FluxGo or RustLog: records are values alone. They differ in how partitions are found out.
-
-    FluxGo's servers close a connection that is quiet for half a minute, and lines to send, or a reader behind a pipe, may
-    take longer. So one that was quiet is not used again: nothing is under way then that could be lost or sent twice.
-    """
+    """FluxGo or RustLog: records are values alone. They differ in how partitions are found out."""
 
     carries_keys = False
     groups = Groups.MAY
 
     def __init__(
-        self,
-        connect: Callable[[], ValuesClient],
-        failure: type[Exception],
-        partitions: Callable[[ValuesClient, str], list[int]],
+        self, client: ValuesClient, failure: type[Exception], partitions: Callable[[ValuesClient, str], list[int]]
     ) -> None:
-        self._connect: Callable[[], ValuesClient] = connect
-        self._client: ValuesClient = connect()
-        self._used_s = time.monotonic()
+        self._client: ValuesClient = client
         self._partitions: Callable[[ValuesClient, str], list[int]] = partitions
         self.failure = failure
-
-    def _ready(self) -> ValuesClient:
-        if time.monotonic() - self._used_s > QUIET_S_MAX:
-            self._client.close()
-            self._client = self._connect()
-        self._used_s = time.monotonic()
-        return self._client
+        self.committed, self.commit, self.close = client.fetch_offset, client.commit, client.close
 
     def produce(self, topic: str, partition: int | None, records: Sequence[Pair]) -> None:
-        self._ready().produce_many(topic, partition or 0, [record.value for record in records])
-        self._used_s = time.monotonic()
+        self._client.produce_many(topic, partition or 0, [record.value for record in records])
 
     def records(self, topic: str, partition: int, offset: int) -> Iterator[tuple[int, bytes, bytes]]:
-        while True:
-            client = self._ready()
-            for at, value in client.records(topic, partition, offset):
-                self._used_s = time.monotonic()
-                yield at, b"", value
-                offset = at + 1
-                if self._ready() is not client:
-                    break
-            else:
-                return
+        for at, value in self._client.records(topic, partition, offset):
+            yield at, b"", value
 
     def partitions(self, topic: str) -> list[int]:
-        return self._partitions(self._ready(), topic)
-
-    def committed(self, group: str, topic: str, partition: int) -> int | None:
-        return self._ready().fetch_offset(group, topic, partition)
-
-    def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
-        self._ready().commit(group, topic, partition, offset)
-
-    def close(self) -> None:
-        self._client.close()
+        return self._partitions(self._client, topic)
 
 
 def _fluxgo(addresses: Sequence[Address], timeout_s: float) -> _Values[FluxGoClient]:
@@ -215,7 +178,7 @@ def _fluxgo(addresses: Sequence[Address], timeout_s: float) -> _Values[FluxGoCli
             found.append(partition)
         return found
 
-    return _Values(lambda: FluxGoClient(*addresses[0], timeout_s), FluxGoError, partitions)
+    return _Values(FluxGoClient(*addresses[0], timeout_s), FluxGoError, partitions)
 
 
 def _rustlog(addresses: Sequence[Address], timeout_s: float) -> _Values[RustLogClient]:
@@ -224,7 +187,7 @@ def _rustlog(addresses: Sequence[Address], timeout_s: float) -> _Values[RustLogC
     def partitions(client: RustLogClient, topic: str) -> list[int]:
         return sorted(client.high_watermarks(topic))
 
-    return _Values(lambda: RustLogClient(*addresses[0], timeout_s), RustLogError, partitions)
+    return _Values(RustLogClient(*addresses[0], timeout_s), RustLogError, partitions)
 
 
 class _Day1:

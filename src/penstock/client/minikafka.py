@@ -38,6 +38,8 @@ class Message(NamedTuple):
 class MiniKafkaClient(StreamClient):
     """Connects when it is made; `with` closes it."""
 
+    _is_remembered = True  # what an ACK acknowledges
+
     def __init__(self, host: str = "127.0.0.1", port: int = PORT, timeout_s: float = 30.0) -> None:
         super().__init__(host, port, timeout_s)
 
