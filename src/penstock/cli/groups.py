@@ -19,6 +19,7 @@ from penstock.cli.connection import (
     partitions_of,
     reason,
 )
+from penstock.cli.deleting import report_deleted
 from penstock.cli.failure import Failed, Misused, checked_group, checked_topic
 from penstock.cli.group_offsets import (
     Group,
@@ -254,22 +255,6 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Delete groups that have no members, with their offsets."""
-    from confluent_kafka import KafkaException
-
     wanted = list(dict.fromkeys(map(checked_group, names)))
-    admin = admin_client(bootstrap)
-    deleted: list[str] = []
-    failed: dict[str, str] = {}
-    for name, future in admin.delete_consumer_groups(wanted, request_timeout=TIMEOUT_S).items():
-        try:
-            future.result()
-            deleted.append(name)
-        except KafkaException as error:
-            failed[name] = reason(error)
-    if as_json:
-        print_json({"deleted": deleted, "failed": failed})
-    else:
-        for name in deleted:
-            note(f"deleted group {name}")
-    if failed:
-        raise Failed("cannot delete " + "; ".join(f"group {name}: {why}" for name, why in failed.items()))
+    admin = admin_client(bootstrap)  # held: without it no answer comes
+    report_deleted("group", admin.delete_consumer_groups(wanted, request_timeout=TIMEOUT_S), as_json=as_json)

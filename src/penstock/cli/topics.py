@@ -17,7 +17,8 @@ from penstock.cli.connection import (
     failing_as,
     partitions_of,
 )
-from penstock.cli.failure import Failed, Misused, checked_topic, key_values
+from penstock.cli.deleting import report_deleted
+from penstock.cli.failure import Misused, checked_topic, key_values
 from penstock.cli.output import note, print_json, print_table
 from penstock.cli.whence import bounds
 from penstock.model.ids import is_internal
@@ -178,27 +179,9 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Delete topics with all their records."""
-    from confluent_kafka import KafkaException
-
-    from penstock.cli.connection import reason
-
-    wanted = list(dict.fromkeys(checked_topic(name) for name in names))
-    admin = admin_client(bootstrap)
-    deleted: list[str] = []
-    failed: dict[str, str] = {}
-    for name, future in admin.delete_topics(wanted, operation_timeout=TIMEOUT_S).items():
-        try:
-            future.result()
-            deleted.append(name)
-        except KafkaException as error:
-            failed[name] = reason(error)
-    if as_json:
-        print_json({"deleted": deleted, "failed": failed})
-    else:
-        for name in deleted:
-            note(f"deleted topic {name}")
-    if failed:
-        raise Failed("cannot delete " + "; ".join(f"topic {name}: {why}" for name, why in failed.items()))
+    wanted = list(dict.fromkeys(map(checked_topic, names)))
+    admin = admin_client(bootstrap)  # held: without it no answer comes
+    report_deleted("topic", admin.delete_topics(wanted, operation_timeout=TIMEOUT_S), as_json=as_json)
 
 
 def _configs(admin: AdminClient, topic: str) -> list[ConfigEntry]:
