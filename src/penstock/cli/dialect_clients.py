@@ -162,7 +162,7 @@ class _Values(Generic[ValuesClient]):
 
 
 def _fluxgo(addresses: Sequence[Address], timeout_s: float) -> _Values[FluxGoClient]:
-    from penstock.client.fluxgo import NOT_FOUND, FluxGoClient, FluxGoError
+    from penstock.client.fluxgo import NOT_FOUND, OFFSET_INVALID, READ_FAILED, FluxGoClient, FluxGoError
 
     def partitions(client: FluxGoClient, topic: str) -> list[int]:
         """FluxGo lists nothing, but says which partition is not there."""
@@ -171,10 +171,10 @@ def _fluxgo(addresses: Sequence[Address], timeout_s: float) -> _Values[FluxGoCli
             try:
                 client.consume(topic, partition, 0)
             except FluxGoError as error:
-                if error.code == NOT_FOUND:
-                    if not found:
-                        raise
+                if error.code == NOT_FOUND and found:
                     break
+                if error.code not in (OFFSET_INVALID, READ_FAILED):  # which say that it is there
+                    raise
             found.append(partition)
         return found
 

@@ -15,11 +15,17 @@ def main() -> None:
     try:
         sys.exit(_run(sys.argv[1:]))
     except Failed as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        _say(error)
         sys.exit(error.exit_code)
     except StartError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        _say(error)
         sys.exit(2)
+
+
+def _say(error: Exception) -> None:
+    """A server's words may be in it: control characters are escaped, so that they cannot drive the terminal."""
+    text = "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in str(error))
+    print(f"penstock: {text}", file=sys.stderr)
 
 
 def _run(arguments: list[str]) -> int:

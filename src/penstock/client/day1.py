@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from penstock.client.stream import StreamClient, windows
+from penstock.client.stream import StreamClient, understood, windows
 
 PRODUCE, FETCH, ERROR = 1, 2, 255
 
@@ -81,18 +81,21 @@ class Day1Client(StreamClient):
         """The records from `offset` on that fit into `max_bytes`; none at the end, and none when the first is larger."""
         self._send(_frame(bytes((FETCH,)) + _text(topic) + _FETCH.pack(partition, offset, max_bytes)))
         answer = self._answer(FETCH)
-        _, count = _FETCHED.unpack_from(answer)
-        at = _FETCHED.size
         records = []
-        for _ in range(count):
-            record_offset, key_bytes = _ITEM.unpack_from(answer, at)
-            at += _ITEM.size
-            key = answer[at : at + key_bytes]
-            at += key_bytes
-            (value_bytes,) = _LENGTH.unpack_from(answer, at)
-            at += _LENGTH.size
-            records.append(Day1Record(record_offset, key, answer[at : at + value_bytes]))
-            at += value_bytes
+        with understood("Day1"):
+            _, count = _FETCHED.unpack_from(answer)
+            at = _FETCHED.size
+            for _ in range(count):
+                record_offset, key_bytes = _ITEM.unpack_from(answer, at)
+                at += _ITEM.size
+                key = answer[at : at + key_bytes]
+                at += key_bytes
+                (value_bytes,) = _LENGTH.unpack_from(answer, at)
+                at += _LENGTH.size
+                records.append(Day1Record(record_offset, key, answer[at : at + value_bytes]))
+                at += value_bytes
+            if at > len(answer):
+                raise ValueError("its last record is cut off")
         return records
 
     def records(self, topic: str, partition: int, offset: int = 0) -> Iterator[Day1Record]:
@@ -114,7 +117,9 @@ class Day1Client(StreamClient):
     # ------------------------------------------------------------------------------------------------ connection
 
     def _base_offset(self) -> int:
-        _, offset = _BASE_OFFSET.unpack(self._answer(PRODUCE))
+        answer = self._answer(PRODUCE)
+        with understood("Day1"):
+            _, offset = _BASE_OFFSET.unpack(answer)
         return int(offset)
 
     def _answer(self, wanted: int) -> bytes:

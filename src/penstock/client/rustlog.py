@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.client.stream import StreamClient
+from penstock.client.stream import StreamClient, understood
 
+_NAME = "RustLog"
 PORT = 9094
 FRAME_BYTES_MAX = 10 * 1024 * 1024
 """The largest payload of a frame."""
@@ -83,12 +84,16 @@ class RustLogClient(StreamClient):
         if self._json:
             records = [list(value) for value in values]
             body = {"topic": topic, "partition": partition, "records": records}
-            offsets: list[int] = self._ask_json("Produce", body)["offsets"]
+            answer = self._ask_json("Produce", body)
+            with understood(_NAME):
+                offsets: list[int] = answer["offsets"]
             return offsets
         parts = [_text(topic), struct.pack(">II", partition, len(values))]
         for value in values:
             parts += (_LENGTH.pack(len(value)), value)
-        base_offset, count = struct.unpack(">QI", self._ask(PRODUCE, *parts))
+        data = self._ask(PRODUCE, *parts)
+        with understood(_NAME):
+            base_offset, count = struct.unpack(">QI", data)
         return list(range(base_offset, base_offset + count))
 
     def fetch(self, topic: str, partition: int, offset: int, max_bytes: int = FETCH_BYTES, group: str = "") -> Fetched:
@@ -96,18 +101,20 @@ class RustLogClient(StreamClient):
         if self._json:
             body: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset, "max_bytes": max_bytes}
             answer = self._ask_json("Fetch", {**body, "group_id": group or None})
-            rows = [(row["offset"], bytes(row["payload"])) for row in answer["records"]]
-            return Fetched(rows, answer["next_offset"])
+            with understood(_NAME):
+                rows = [(row["offset"], bytes(row["payload"])) for row in answer["records"]]
+                return Fetched(rows, answer["next_offset"])
         place = struct.pack(">IQI", partition, offset, min(max_bytes, 2**32 - 1))
         data = self._ask(FETCH, _text(group), _text(topic), place)
-        (count,) = _LENGTH.unpack_from(data)
-        values = []
-        at = 4
-        for _ in range(count):
-            stop = at + 4 + _LENGTH.unpack_from(data, at)[0]
-            values.append(data[at + 4 : stop])
-            at = stop
-        next_offset = int.from_bytes(data[at : at + 8], "big")
+        with understood(_NAME):
+            (count,) = _LENGTH.unpack_from(data)
+            values = []
+            at = 4
+            for _ in range(count):
+                stop = at + 4 + _LENGTH.unpack_from(data, at)[0]
+                values.append(data[at + 4 : stop])
+                at = stop
+            (next_offset,) = struct.unpack_from(">Q", data, at)
         # The answer has no gaps, so its end tells the offset of each record.
         return Fetched(list(zip(range(next_offset - count, next_offset), values, strict=True)), next_offset)
 
@@ -126,7 +133,9 @@ class RustLogClient(StreamClient):
         """Remember for the group where to go on: the offset behind the last record it is done with."""
         if self._json:
             body = {"topic": topic, "partition": partition, "group_id": group, "offset": offset}
-            success = self._ask_json("OffsetCommit", body)["success"]
+            answer = self._ask_json("OffsetCommit", body)
+            with understood(_NAME):
+                success = answer["success"]
         else:
             place = struct.pack(">IQ", partition, offset)
             success = self._ask(OFFSET_COMMIT, _text(group), _text(topic), place) != b"\0"
@@ -137,10 +146,13 @@ class RustLogClient(StreamClient):
         """Where the group goes on; None when it committed nothing."""
         if self._json:
             body = {"topic": topic, "partition": partition, "group_id": group}
-            offset: int | None = self._ask_json("OffsetFetch", body)["offset"]
+            answer = self._ask_json("OffsetFetch", body)
+            with understood(_NAME):
+                offset: int | None = answer["offset"]
             return offset
         data = self._ask(OFFSET_FETCH, _text(group), _text(topic), _LENGTH.pack(partition))
-        return int.from_bytes(data[1:9], "big") if data[0] else None
+        with understood(_NAME):
+            return int(struct.unpack_from(">Q", data, 1)[0]) if data[0] else None
 
     # ------------------------------------------------------------------------------------------------ topics
 
@@ -152,17 +164,19 @@ class RustLogClient(StreamClient):
         data = self._ask(LIST_TOPICS)
         found = {}
         at = 4
-        for _ in range(_LENGTH.unpack_from(data)[0]):
-            name, at = _read_text(data, at)
-            found[name] = _LENGTH.unpack_from(data, at)[0]
-            at += 4
+        with understood(_NAME):
+            for _ in range(_LENGTH.unpack_from(data)[0]):
+                name, at = _read_text(data, at)
+                found[name] = _LENGTH.unpack_from(data, at)[0]
+                at += 4
         return found
 
     def high_watermarks(self, topic: str) -> dict[int, int]:
         """Of every partition of the topic."""
         data = self._ask(DESCRIBE_TOPIC, _text(topic))
-        _, at = _read_text(data, 0)
-        return dict(struct.iter_unpack(">IQ", data[at + 8 :]))
+        with understood(_NAME):
+            _, at = _read_text(data, 0)
+            return dict(struct.iter_unpack(">IQ", data[at + 8 :]))
 
     def high_watermark(self, topic: str, partition: int) -> int:
         data = self._ask(DESCRIBE_PARTITION, _text(topic), _LENGTH.pack(partition))
@@ -181,7 +195,8 @@ class RustLogClient(StreamClient):
         """The fields of the answer to a binary request."""
         payload = self._exchange(b"".join((bytes((kind,)), *parts)))
         if payload[0] == ERROR:
-            code, length = struct.unpack_from(">HH", payload, 1)
+            with understood(_NAME):
+                code, length = struct.unpack_from(">HH", payload, 1)
             raise RustLogError(code, payload[5 : 5 + length].decode("utf-8", "replace"))
         if payload[0] != kind:
             raise ConnectionError(f"the server answered {kind:#04x} with {payload[0]:#04x}: it does not speak RustLog")
@@ -193,9 +208,11 @@ class RustLogClient(StreamClient):
             answer = msgspec.json.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise ConnectionError("the server did not answer in JSON: it does not speak RustLog's document") from None
-        if "Error" in answer:
-            raise RustLogError(NO_CODE, answer["Error"]["message"])
-        return answer[kind]
+        with understood(_NAME):
+            if "Error" not in answer:
+                return answer[kind]
+            message = answer["Error"]["message"]
+        raise RustLogError(NO_CODE, message)
 
     def _exchange(self, payload: bytes) -> bytes:
         if len(payload) > FRAME_BYTES_MAX:

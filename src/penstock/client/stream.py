@@ -10,8 +10,10 @@ connection, one that was quiet is not used again: no answer is under way then th
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import ClassVar, Self
 
@@ -77,3 +79,13 @@ def windows(frames: list[bytes]) -> Iterator[list[bytes]]:
         size += len(frame)
     if window:
         yield window
+
+
+@contextmanager
+def understood(dialect: str) -> Iterator[None]:
+    """Where an answer is taken apart: one that does not fit came from a server of another kind."""
+    try:
+        yield
+    except (struct.error, IndexError, KeyError, TypeError, ValueError) as error:
+        text = f"an answer that cannot be read ({error}): the server does not speak {dialect}"
+        raise ConnectionError(text) from None
