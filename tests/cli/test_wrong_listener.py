@@ -17,7 +17,7 @@ PAIRS = [(dialect, listener) for dialect in CLIENTS for listener in ("kafka", *C
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    listen = [f"{name}=127.0.0.1:0" for name in ("kafka", *CLIENTS)]
+    listen = tuple(f"{name}=127.0.0.1:0" for name in ("kafka", *CLIENTS))
     with Broker(listen=listen, settings={"storage.flush": "os"}) as broker:
         with closing(connected(broker, "fluxgo", "fluxgo")) as client:
             client.produce("orders", 0, [Pair(b"", b"v")])
