@@ -391,6 +391,28 @@ def test_deleted_folders_go_to_the_trash_and_then_go(tmp_path: Path) -> None:
     crash(directory)
 
 
+def test_records_of_no_topic_are_kept_when_a_new_log_takes_their_place(tmp_path: Path) -> None:
+    directory, log = filled(tmp_path)
+    records = log.segments[0].path.read_bytes()
+    assert records
+    made = directory.create_log("t-0", uuid.uuid4(), log.config)
+    assert made.log_end_offset == 0
+    directory.empty_trash()
+    [stray] = tmp_path.glob("t-0.*.stray")
+    assert (stray / log.segments[0].path.name).read_bytes() == records
+    assert directory.strays(["t-0"]) == [stray.name]
+    crash(directory)
+
+
+def test_the_rest_of_a_creation_that_was_broken_off_goes_to_the_trash(tmp_path: Path) -> None:
+    directory, log = filled(tmp_path)
+    directory.create_log("u-0", uuid.uuid4(), log.config)
+    directory.create_log("u-0", uuid.uuid4(), log.config)
+    assert directory.strays(["t-0", "u-0"]) == []
+    assert len(list((tmp_path / ".trash").iterdir())) == 1
+    crash(directory)
+
+
 def test_folders_that_the_catalogue_does_not_name_are_strays(tmp_path: Path) -> None:
     directory, _ = filled(tmp_path)
     (tmp_path / "stray-0").mkdir()

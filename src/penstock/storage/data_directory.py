@@ -8,6 +8,7 @@
     topics          the broker's catalogue (kept for it as opaque bytes)
     .trash/         folders of deleted partitions on their way out
     <topic>-<n>/    the partitions, in Kafka's layout
+    *.stray/        partitions of no topic that were in the way of a new one; never deleted by the broker
 
 The small files are replaced whole and carry a checksum. A damaged identity, epoch or catalogue stops the start with a
 clear line; a damaged checkpoint or marker only makes recovery look at more.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import logging
 import threading
 import uuid
 from collections.abc import Iterable
@@ -33,7 +35,10 @@ from penstock.storage.recovery import UNKNOWN, LogBounds, LogState, RecoveryRepo
 from penstock.storage.segment import Segment
 from penstock.storage.shared_sync import SharedSync, shared_sync
 
+logger = logging.getLogger("penstock.storage")
+
 _TRASH = ".trash"
+_STRAY = ".stray"
 _FLUSH_THREADS = 8
 _FLUSHES_AT_ONCE = 64
 """Logs flushed together, each with at least one file open."""
@@ -228,7 +233,7 @@ class DataDirectory:
         directory = self.path / name
         self._offline.pop(name, None)
         if self.disk.exists(directory):
-            self.trash(name)
+            self._clear_away(name)
         self.disk.make_directory(directory)
         segment = Segment(self.disk, self.files, directory, 0)
         self.disk.open(segment.path, create=True)
@@ -239,6 +244,17 @@ class DataDirectory:
         log = PartitionLog(self.disk, self.files, directory, config, [segment], 0, 0, -1)
         log.topic_id = topic_id
         return log
+
+    def _clear_away(self, name: str) -> None:
+        """What lies where a new log is to be: the rest of a creation that a crash broke off, or a log that the catalogue
+        does not know, perhaps because the catalogue was lost. Its records are not thrown away for a new topic's sake."""
+        sizes = self.disk.sizes(self.path / name)
+        if not any(size for file, size in sizes.items() if file.endswith(".log")):
+            self.trash(name)
+            return
+        kept = f"{name}.{uuid.uuid4().hex}{_STRAY}"
+        self.disk.rename(self.path / name, self.path / kept)
+        logger.warning("folder %s holds records of no topic of the catalogue; it is %s from now on", name, kept)
 
     def sync(self) -> None:
         self.disk.sync_directory(self.path)
