@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.cli.conftest import Ended, Run, environment
 
@@ -275,3 +276,36 @@ def test_serve_on_something_in_use_is_one_clear_line_and_exit_code_2(
     (line,) = ended.stderr.splitlines()
     assert line.startswith("penstock: ")
     assert named in line
+
+
+@pytest.mark.timeout(60)
+def test_a_reader_behind_an_open_transaction_ends(cli: Run, topic: str, broker_address: str) -> None:
+    open_one = Producer({"bootstrap.servers": broker_address, "transactional.id": topic})
+    open_one.init_transactions()
+    plain = Producer({"bootstrap.servers": broker_address})
+    plain.produce(topic, b"before")
+    assert plain.flush(10) == 0
+    open_one.begin_transaction()
+    open_one.produce(topic, b"undecided")
+    assert open_one.flush(10) == 0
+    plain.produce(topic, b"behind")
+    assert plain.flush(10) == 0
+    assert cli("consume", topic).out == b"before\n"
+    assert cli("consume", topic, "--from", "-1").out == b"before\n"
+    assert cli("consume", topic, "--from", "2").out == b""
+    assert cli("groups", "reset", f"g-{topic}", "--to", "2", "--topic", topic).code == 0
+    assert cli("consume", topic, "--group", f"g-{topic}").out == b""
+    open_one.commit_transaction()
+    assert cli("consume", topic, "--group", f"g-{topic}").out == b"behind\n"
+
+
+def test_a_topic_id_is_written_as_kafka_writes_it(cli: Run, broker_directory: Path) -> None:
+    for _ in range(20):  # one in seven has neither of the two characters
+        name = f"id-{uuid.uuid4().hex[:12]}"
+        assert cli("topics", "create", name).code == 0
+        stored = (broker_directory / f"{name}-0" / "partition.metadata").read_text().rpartition(" ")[2].strip()
+        assert json.loads(cli("topics", "describe", name, "--json").out)["id"] == stored
+        assert f"id {stored}\n" in cli("topics", "describe", name).text
+        if "-" in stored or "_" in stored:
+            return
+    raise AssertionError("no id had a character that tells the forms apart")

@@ -128,17 +128,22 @@ def partitions_for_writing(producer: Producer, topic: str) -> list[int]:
         producer.poll(0.1)
 
 
-def offsets(admin: AdminClient, spots: Iterable[Spot], spec: Any, *, gone_ok: bool = False) -> dict[Spot, int]:
+def offsets(
+    admin: AdminClient, spots: Iterable[Spot], spec: Any, *, gone_ok: bool = False, committed: bool = False
+) -> dict[Spot, int]:
     """The offset of each partition that `spec` asks for (earliest, latest, at a timestamp: -1 where there is none). With
-    `gone_ok` partitions that the broker does not have are left out."""
-    from confluent_kafka import KafkaError, KafkaException, TopicPartition
+    `gone_ok` partitions that the broker does not have are left out. With `committed` the latest one is where the first open
+    transaction begins, if there is one."""
+    from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 
     wanted = {TopicPartition(topic, partition): spec for topic, partition in spots}
     if not wanted:
         return {}
     gone = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
     found: dict[Spot, int] = {}
-    for place, future in admin.list_offsets(wanted, request_timeout=TIMEOUT_S).items():
+    isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=TIMEOUT_S)
+    for place, future in answers.items():
         try:
             found[place.topic, place.partition] = future.result().offset
         except KafkaException as error:

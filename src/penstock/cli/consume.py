@@ -18,7 +18,7 @@ from penstock.cli.failure import Failed, Misused, checked_group, checked_topic
 from penstock.cli.reading import Reading, Writer
 from penstock.cli.record_text import Place, RecordWriter, TextRecord, format_hex, format_json, format_keyvalue
 from penstock.cli.stopping import until_stopped
-from penstock.cli.whence import From, bounds, parse_start, resolve
+from penstock.cli.whence import From, bounds, parse_start, readable_ends, resolve
 
 app = command_app()
 
@@ -83,9 +83,12 @@ def consume(
         _check_with_group(group, begin[0], partition)
     admin = admin_client(bootstrap)
     chosen = _choose(partitions_of(admin, topic), partition, topic)
-    there = bounds(admin, [(topic, number) for number in chosen])
+    spots = [(topic, number) for number in chosen]
+    there, ends = bounds(admin, spots), readable_ends(admin, spots)
+    if begin[0] is From.LAST:
+        there = there._replace(end=ends)
     with until_stopped() as stop:
-        reading = Reading(topic, _writer(format_, key_separator), count, None if follow else there.end, stop)
+        reading = Reading(topic, _writer(format_, key_separator), count, None if follow else ends, stop)
         if group is None:
             reading.run(client_config(bootstrap), resolve(admin, there, begin, f"--from {start}"))
         else:

@@ -28,7 +28,8 @@ class Pair(NamedTuple):
 class Found(NamedTuple):
     partition: int
     offset: int
-    key: bytes
+    key: bytes | None
+    """None: the dialect has no keys."""
     value: bytes
 
 
@@ -121,7 +122,7 @@ class _ByOffset:
                 self._next[partition] = offset + 1
                 if group is not None:
                     self._uncommitted[group, topic, partition] = offset + 1
-                yield Found(partition, offset, key, value)
+                yield Found(partition, offset, key if self.carries_keys else None, value)
 
     def _first(self, topic: str, partition: int, group: str | None, start: int) -> int:
         committed = None if group is None else self._source.committed(group, topic, partition)

@@ -20,6 +20,8 @@ def main() -> None:
     except StartError as error:
         _say(error)
         sys.exit(2)
+    except KeyboardInterrupt:  # before a command could take care of it
+        sys.exit(130)
 
 
 def _say(error: Exception) -> None:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.connection import Spot, reason
+from penstock.cli.connection import TIMEOUT_S, Spot, reason
 from penstock.cli.failure import Failed
 from penstock.cli.output import note
 from penstock.cli.stopping import Stop
@@ -163,11 +163,23 @@ class Reading:
 
     # ------------------------------------------------------------------------------------------------ as a member
 
-    def _assigned(self, _consumer: Consumer, places: list[Any]) -> None:
+    def _assigned(self, consumer: Consumer, places: list[Any]) -> None:
         self._waiting = False
-        self._open |= {place.partition for place in places}
+        self._open |= {place.partition for place in places} - self._read_to_the_end(consumer, places)
         if not places:
             note(f"the group's other members read all of topic {self._topic}")
+
+    def _read_to_the_end(self, consumer: Consumer, places: list[Any]) -> set[int]:
+        """Partitions where the group is at the end or behind it: behind an open transaction no end is ever reported."""
+        from confluent_kafka import KafkaException
+
+        if self._end is None or not places:
+            return set()
+        try:
+            there = consumer.committed(places, timeout=TIMEOUT_S)
+        except KafkaException as error:
+            raise Failed(f"topic {self._topic}: where the group is: {reason(error)}") from None
+        return {place.partition for place in there if place.offset >= self._end[place.partition]}
 
     def _revoked(self, _consumer: Consumer, places: list[Any]) -> None:
         """A rebalance: what this member is to read next comes with the next assignment."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 app = command_app("List, create, describe, alter and delete topics.")
 
+_URL_SAFE = str.maketrans("+/", "-_")
+
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 ConfigPairs = Annotated[
     list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A topic config; may be given several times.")
@@ -100,6 +102,7 @@ def describe(
     topic = describe_topic(admin, name)
     there = bounds(admin, [(name, info.id) for info in topic.partitions])
     configs = _configs(admin, name)
+    topic_id = str(topic.topic_id).translate(_URL_SAFE)  # as Kafka's tools and files have it
     rows = [
         (info.id, info.leader.id, there.start[name, info.id], there.end[name, info.id]) for info in topic.partitions
     ]
@@ -108,14 +111,14 @@ def describe(
         print_json(
             {
                 "name": name,
-                "id": str(topic.topic_id),
+                "id": topic_id,
                 "internal": topic.is_internal,
                 "partitions": [dict(zip(head, row, strict=True)) for row in rows],
                 "configs": {entry.name: {"value": entry.value, "default": _is_default(entry)} for entry in configs},
             }
         )
         return
-    print(f"topic {name}, id {topic.topic_id}" + (", internal" if topic.is_internal else ""))
+    print(f"topic {name}, id {topic_id}" + (", internal" if topic.is_internal else ""))
     print_table(("partition", "leader", "start offset", "end offset"), rows)
     shown = [(entry.name, entry.value) for entry in configs if all_configs or not _is_default(entry)]
     if shown:

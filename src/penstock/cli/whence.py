@@ -56,6 +56,13 @@ def bounds(admin: AdminClient, spots: list[Spot]) -> Bounds:
     return Bounds(offsets(admin, spots, OffsetSpec.earliest()), offsets(admin, spots, OffsetSpec.latest()))
 
 
+def readable_ends(admin: AdminClient, spots: list[Spot]) -> dict[Spot, int]:
+    """Up to where a consumer can read: no further than the first open transaction."""
+    from confluent_kafka.admin import OffsetSpec
+
+    return offsets(admin, spots, OffsetSpec.latest(), committed=True)
+
+
 def resolve(admin: AdminClient, there: Bounds, start: Start, written: str) -> dict[Spot, int]:
     """The offset that is meant in each partition; `written` is the option as it was given, for what is refused."""
     from confluent_kafka.admin import OffsetSpec
