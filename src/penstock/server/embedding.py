@@ -42,7 +42,9 @@ class Broker:
         self._listen = listen
         self._settings = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
-        self._stderr_path = Path(tempfile.mkstemp(prefix="penstock-", suffix=".log")[1])
+        descriptor, path = tempfile.mkstemp(prefix="penstock-", suffix=".log")
+        os.close(descriptor)
+        self._stderr_path = Path(path)
         self.addresses: dict[str, str] = {}
 
     # ------------------------------------------------------------------------------------------------ life

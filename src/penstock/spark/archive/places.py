@@ -194,6 +194,8 @@ class Place:
 
 def place_of(url: str) -> Place:
     """Raises ArchiveError when nothing installed opens such a URL."""
+    if not url:
+        raise ArchiveError("the table's path is empty")
     text = url.rstrip("/") or "/"
     if "://" not in text:
         text = str(Path(text).expanduser().absolute())
