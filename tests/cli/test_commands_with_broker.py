@@ -309,3 +309,9 @@ def test_a_topic_id_is_written_as_kafka_writes_it(cli: Run, broker_directory: Pa
         if "-" in stored or "_" in stored:
             return
     raise AssertionError("no id had a character that tells the forms apart")
+
+
+def test_a_number_that_no_client_takes_is_said(cli: Run) -> None:
+    ended = cli("topics", "create", "many", "--partitions", "3000000000")
+    assert ended.code == 2
+    assert ended.err.startswith("penstock: a number is too large: ")

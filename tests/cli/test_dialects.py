@@ -233,3 +233,16 @@ def test_records_go_from_dialect_to_dialect_as_json(cli: Run, topic: str) -> Non
     lines = cli("consume", topic, "--format", "json").out
     assert cli("produce", f"{topic}-copy", "--dialect", "day1", "--format", "json", stdin=lines).code == 0
     assert cli("consume", f"{topic}-copy", "--format", "keyvalue").out == b"k:a\nl:b\n"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "option", "number"),
+    [("day1", "--partition", "70000"), ("flymq", "--partition", "3000000000"), ("rustlog", "--from", "9" * 24)],
+)
+def test_a_number_that_a_dialect_cannot_carry_is_said(
+    cli: Run, topic: str, dialect: str, option: str, number: str
+) -> None:
+    ended = cli(*reader(dialect, topic, option, number))
+    assert ended.code == 2
+    assert f"--dialect {dialect} has no room" in ended.err
+    assert len(ended.err.splitlines()) == 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from penstock.client.kafka import LATEST, KafkaClient, KafkaSettings
 from penstock.imports.engine import ImportFailed
 from penstock.imports.report import Report
 from penstock.imports.run import Import, ImportRequest
+from penstock.imports.source import SourceError
 from tests.imports.conftest import read_all
 from tests.imports.directories import day1_log, day1_record, minikafka_log, minikafka_record
 from tests.imports.fixtures import COUNT, FIXTURES, KEYS, LOST, VALUES, Fixture
@@ -114,3 +116,10 @@ def test_names_that_are_no_text_are_reported_and_can_be_mapped(
     report = _import(broker, ImportRequest("fluxgo", tmp_path / "s", {name: "coffee"}))
     assert msgspec.json.decode(msgspec.json.encode(report.as_dict()))["partitions"][0]["damage_count"] == 1
     assert read_all(client, "coffee", 0, 0, 1)[0].value == b"a"
+
+
+@pytest.mark.parametrize("wrong", [{"topics": ("order",)}, {"mapping": {"order": "orders"}}])
+def test_a_topic_that_is_not_there_is_said(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    day1_log(tmp_path / "s", "orders", 0, [day1_record(0, b"", b"v")])
+    with pytest.raises(SourceError, match="there is no topic order to import"):
+        Import(ImportRequest("day1", tmp_path / "s", **wrong)).dry_run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import struct
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from penstock.cli.connection import TIMEOUT_S, reach
 from penstock.cli.dialect_clients import CLIENTS, DialectClient
-from penstock.cli.failure import Failed
+from penstock.cli.failure import Failed, Misused
 from penstock.model.listeners import PORTS
 
 
@@ -51,6 +52,8 @@ def speaking(name: DialectName, address: str, timeout_s: float = TIMEOUT_S) -> I
                 yield client
             except client.failure as error:
                 raise Failed(f"{name} at {address}: {error}") from None
+    except (struct.error, OverflowError) as error:
+        raise Misused(f"--dialect {name} has no room for one of the numbers: {error}") from None
     except TimeoutError:
         raise Failed(f"{name} at {address}: the broker does not answer") from None
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from penstock.cli.failure import Failed
+from penstock.cli.failure import Failed, Misused
 from penstock.cli.serve_flags import parse_plain
 from penstock.model.errors import StartError
 from penstock.model.lean_start import leave_out_test_tools
@@ -20,6 +20,9 @@ def main() -> None:
     except StartError as error:
         _say(error)
         sys.exit(2)
+    except OverflowError as error:  # of a client library, about a number that an option gave it
+        _say(Misused(f"a number is too large: {error}"))
+        sys.exit(Misused.exit_code)
     except KeyboardInterrupt:  # before a command could take care of it
         sys.exit(130)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.imports.source import Commit, Found, Skipped, SourcePartition, shown
+from penstock.imports.source import Commit, Found, Skipped, SourceError, SourcePartition, shown
 from penstock.imports.survey import Survey
 from penstock.model import limits
 from penstock.model.errors import BrokerError
@@ -66,6 +66,10 @@ def make_plan(found: Found, mapping: Mapping[str, str], topics: Iterable[str] = 
             plan.skipped.append(Skipped(f"partition {partition.partition} of {topic}", why))
             continue
         plan.partitions.append(partition)
+    there = {partition.topic for partition in found.partitions}
+    for topic in (*only, *mapping):
+        if topic not in there:
+            raise SourceError(f"there is no topic {shown(topic)} to import")
     return plan
 
 

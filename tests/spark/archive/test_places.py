@@ -106,3 +106,8 @@ def test_a_lease_that_nobody_renews_is_taken_over(tmp_path: Path, monkeypatch: p
     with locked(place, "archive run b"):
         assert b"archive run b" in (place.read(LOCK) or b"")
     assert place.read(LOCK) is None
+
+
+def test_an_empty_path_is_no_place() -> None:
+    with pytest.raises(ArchiveError, match="path is empty"):
+        place_of("")

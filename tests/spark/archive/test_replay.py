@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.client.kafka import LATEST, KafkaClient
+from penstock.records.builder import NewRecord, build_batch
+from penstock.records.compression import Codec
 from penstock.spark.archive import replay as replay_module
 from penstock.spark.archive.archiver import Pace
 from penstock.spark.archive.buckets import Bucketing
@@ -69,6 +71,14 @@ def test_a_replay_gives_the_same_records_and_its_archive_equals_the_first(
         again.name = target
         archive(again, tmp_path / "again", format_)
     assert rows(tmp_path / "again") == rows(tmp_path / "table")
+
+
+def test_a_record_larger_than_a_topic_usually_takes_is_replayed(topic: Topic, target: str, tmp_path: Path) -> None:
+    large = build_batch([NewRecord(T0_MS, b"k", bytes(3_000_000), ())], compression=Codec.ZSTD)
+    topic.client.produce({(topic.name, 0): large})
+    archive(topic, tmp_path / "table")
+    assert replay(topic, tmp_path / "table", target).rows == 1
+    assert topic_rows(topic.bootstrap, target) == topic.rows()
 
 
 def test_where_transactions_left_gaps_records_and_order_are_the_same(topic: Topic, target: str, tmp_path: Path) -> None:

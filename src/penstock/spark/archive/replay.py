@@ -31,6 +31,8 @@ PARTITION_BYTES = 1_000_000
 SETTLED_S = 1.0
 """A request of a killed replay may still be on its way into the log."""
 SETTLING_TRIES_MAX = 30
+_MESSAGE_BYTES_MAX = 100 * 1024 * 1024
+"""What a broker takes in one request when it is not told."""
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -115,10 +117,13 @@ class Replay:
         """The id of the topic, made if it is not there."""
         info = self._client.metadata([self._topic]).topics.get(self._topic)
         if info is None:
-            # Old records are old at once: the topic must not delete them while they come.
-            self._client.create_topic(self._topic, partitions, configs={"retention.ms": "-1"})
+            # Old records are old at once: the topic must not delete them while they come. And it must take what the
+            # archived one took, whose limits are not known here.
+            own = {"retention.ms": "-1", "max.message.bytes": str(_MESSAGE_BYTES_MAX)}
+            self._client.create_topic(self._topic, partitions, configs=own)
             info = self._client.metadata([self._topic]).topics[self._topic]
-            self._tell(f"made topic {self._topic} with {partitions} partitions and retention.ms=-1")
+            said = ", ".join(f"{name}={value}" for name, value in own.items())
+            self._tell(f"made topic {self._topic} with {partitions} partitions, {said}")
         topic_id = None if info.topic_id is None else str(info.topic_id)
         if self._topic == self._table.settings.topic and topic_id == self._table.settings.topic_id:
             raise ArchiveError(f"{self._table.place.url} is the archive of this very topic: replay it to another")
