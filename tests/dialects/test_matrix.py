@@ -66,7 +66,7 @@ def read(broker: Broker, dialect: str, topic: str) -> list[Pair]:
         group = f"readers-of-{topic}" if client.groups is Groups.MUST else None
         found = []
         for record in client.read(topic, None if group else [0], group, 0):
-            found.append(Pair(record.key, record.value))
+            found.append(Pair(record.key or b"", record.value))
             if group:
                 client.commit()
         return found
