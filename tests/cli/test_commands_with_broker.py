@@ -300,7 +300,7 @@ def test_a_reader_behind_an_open_transaction_ends(cli: Run, topic: str, broker_a
 
 
 def test_a_topic_id_is_written_as_kafka_writes_it(cli: Run, broker_directory: Path) -> None:
-    for _ in range(20):  # one in seven has neither of the two characters
+    for _ in range(20):  # about half of them have neither of the two characters
         name = f"id-{uuid.uuid4().hex[:12]}"
         assert cli("topics", "create", name).code == 0
         stored = (broker_directory / f"{name}-0" / "partition.metadata").read_text().rpartition(" ")[2].strip()
