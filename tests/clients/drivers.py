@@ -78,8 +78,10 @@ class Confluent:
     def write(
         self, bootstrap: str, topic: str, records: Sequence[Sent], *, codec: str = "none", acks: int = -1, **more: Any
     ) -> list[int]:
-        # flush() does not wait for the linger, so all that fits goes out in one batch, however slow the machine
+        # flush() does not wait for the linger, so all that fits goes out in one batch, however slow the machine; the
+        # partition has to be known before, or flush() finds some records in its queue and others on their way there
         producer = confluent_producer(bootstrap, acks=acks, **{"compression.type": codec, "linger.ms": 10_000, **more})
+        producer.list_topics(topic, WAIT_S)
         offsets: list[int] = []
         errors: list[Any] = []
 
