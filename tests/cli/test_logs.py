@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock import Broker
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.compression import Codec
 from tests.cli.conftest import Run
+from tests.clients.drivers import Confluent, Sent
+from tests.clients.test_producing import create
 
 
 @pytest.fixture
@@ -85,6 +88,31 @@ def test_verify_names_a_torn_tail_an_index_that_lies_and_segments_that_overlap(p
     assert problems[2] == "begins at 2, but the one before ends at 9"
 
 
+def test_verify_finds_a_base_offset_that_moved_although_the_crc_does_not_cover_it(
+    penstock: Run, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    with Broker(data) as broker:
+        for topic, policy in (("kept", "delete"), ("cleaned", "compact")):
+            create(broker, topic, cleanup_policy=policy)
+            for n in range(3):
+                Confluent().write(broker.bootstrap, topic, [Sent(b"%d" % n, b"k")])
+    assert penstock("logs", "verify", str(data)).code == 0
+    for topic in ("kept", "cleaned"):
+        path = data / f"{topic}-0" / f"{0:020d}.log"
+        content = bytearray(path.read_bytes())
+        content[(len(content) // 3) * 2 + 7] ^= 4
+        path.write_bytes(content)
+    ended = penstock("logs", "verify", str(data), "--json")
+    assert ended.code == 1
+    problems = {report["partition"]: report["problems"] for report in json.loads(ended.out)["segments"]}
+    [problem] = problems["kept-0"]
+    assert problem.endswith("offsets 2 to 5 are missing, and the topic does not compact")
+    assert problems["cleaned-0"] == []
+    last = data / "kept-0" / f"{0:020d}.log"
+    assert penstock("logs", "verify", str(last)).code == penstock("logs", "verify", str(last.parent)).code == 1
+
+
 def test_a_place_without_segments_is_one_clear_line(penstock: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     ended = penstock("logs", "verify", str(tmp_path / "empty"))
@@ -92,3 +120,4 @@ def test_a_place_without_segments_is_one_clear_line(penstock: Run, tmp_path: Pat
     (tmp_path / "x.txt").touch()
     assert penstock("logs", "dump", str(tmp_path / "x.txt")).code == 1
     assert penstock("logs", "dump", str(tmp_path / "none")).code == 2
+    assert penstock("logs", "dump", "/dev/null").err == "penstock: /dev/null is not a .log file\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from penstock.storage.segment_reader import (
     list_partitions,
     list_segments,
     read_segment,
+    topics_that_compact,
 )
 
 app = command_app("Look into segment files, and check them.")
@@ -68,7 +70,8 @@ def verify(
     The end of the last segment may be torn after a crash: the broker cuts it back when it starts.
     """
     segments = _segments(path)
-    reports = [_verified(segment, deep=deep) for segment in segments]
+    dense = _dense_segments(segments)
+    reports = [_verified(segment, deep=deep, dense=segment in dense) for segment in segments]
     for before, report in zip([None, *reports], reports, strict=False):
         if before is not None and before["partition"] == report["partition"]:
             if report["segment"] < before["next_offset"]:
@@ -88,8 +91,8 @@ def verify(
 
 
 def _segments(path: Path) -> list[Path]:
-    if path.is_file():
-        if path.suffix != ".log":
+    if not path.is_dir():
+        if path.suffix != ".log" or not path.is_file():
             raise Failed(f"{path} is not a .log file")
         return [path]
     segments = list_segments(path) or [segment for folder in list_partitions(path) for segment in list_segments(folder)]
@@ -150,13 +153,29 @@ def _records(segments: list[Path], from_offset: int) -> Iterator[str]:
             raise Failed(f"{segment}: {scan.damage}")
 
 
-def _verified(segment: Path, *, deep: bool) -> dict[str, Any]:
+def _dense_segments(segments: list[Path]) -> set[Path]:
+    """Those in which each offset must be there: cleaning alone leaves gaps, and never in a partition's last segment."""
+    compacts = cache(topics_that_compact)
+    dense = set()
+    for folder in dict.fromkeys(segment.parent for segment in segments):
+        topic = folder.absolute().name.rpartition("-")[0]
+        if compacts(folder.absolute().parent).get(topic) is False:
+            dense.add(list_segments(folder)[-1])
+    return dense
+
+
+def _verified(segment: Path, *, deep: bool, dense: bool) -> dict[str, Any]:
     problems: list[str] = []
     places: list[tuple[int, int, int]] = []
     records = 0
     next_offset = base_offset_of(segment)
     scan = read_segment(segment)
     for position, batch in scan:
+        if dense and batch.base_offset != next_offset:
+            problems.append(
+                f"at position {position}: offsets {next_offset} to {batch.base_offset - 1} are missing, "
+                "and the topic does not compact"
+            )
         places.append((position, batch.base_offset, batch.last_offset))
         records += batch.count
         next_offset = batch.next_offset

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import msgspec
+
 from penstock.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, Batch
 
 CHUNK_BYTES = 1024 * 1024
@@ -161,6 +163,17 @@ def topic_id_of(partition_dir: Path) -> uuid.UUID | None:
         return None
     match = _TOPIC_ID.search(text)
     return uuid.UUID(bytes=base64.urlsafe_b64decode(match[1] + "==")) if match else None
+
+
+def topics_that_compact(data_dir: Path) -> dict[str, bool]:
+    """The topics that the broker's catalogue knows, and whether cleaning leaves gaps in their offsets. Empty without a
+    catalogue, as in the folder of another program."""
+    try:
+        _, _, payload = (data_dir / "topics").read_bytes().partition(b"\n")
+        entries = msgspec.json.decode(payload)["topics"]
+        return {one["name"]: "compact" in one.get("configs", {}).get("cleanup.policy", "") for one in entries}
+    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+        return {}
 
 
 def list_segments(partition_dir: Path) -> list[Path]:

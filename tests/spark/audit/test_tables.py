@@ -228,3 +228,16 @@ def test_the_command_compares_and_names_a_topic_that_is_not_there(
     assert penstock(*arguments).code == 0
     ended = penstock(*arguments, "--topic", "other")
     assert (ended.code, "the broker has no topic other" in ended.err, ended.err.count("\n")) == (1, True, 1)
+
+
+@pytest.mark.parametrize("content", [b"{", None], ids=["damaged", "gone"])
+def test_an_archive_whose_own_settings_are_lost_is_not_called_clean(
+    penstock: Run, table: Path, content: bytes | None
+) -> None:
+    settings = table / "_penstock" / "table.json"
+    settings.unlink()
+    if content is not None:
+        settings.write_bytes(content)
+    ended = penstock("logs", "audit", "--table", str(table), "--engine", "local")
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+    assert ("is damaged" if content else "is no archive") in ended.err

@@ -13,8 +13,9 @@ from penstock.spark.audit.comparing import compare
 from penstock.spark.audit.facts import Facts, Found
 from penstock.spark.audit.merging import Merged, merge
 from penstock.spark.audit.report import AuditReport
-from penstock.spark.audit.segments import audit_segments, compacted_topics, segment_tasks
+from penstock.spark.audit.segments import audit_segments, segment_tasks
 from penstock.spark.audit.table_files import audit_table_file, table_tasks
+from penstock.storage.segment_reader import topics_that_compact
 
 
 class NothingToAudit(Exception):
@@ -69,7 +70,8 @@ def _segments(request: AuditRequest, path: Path, topics: tuple[str, ...]) -> lis
     sizes = [task.bytes for task in tasks]
     request.watcher.begin("segments", sum(sizes))
     facts = list(request.engine.run(audit_segments, tasks, sizes, request.watcher.advance))
-    return merge(facts, compacted_topics(path) | compacted_topics(path.parent))
+    known = topics_that_compact(path) | topics_that_compact(path.parent)
+    return merge(facts, {topic for topic, compacts in known.items() if compacts})
 
 
 def _topic(request: AuditRequest, topic: str) -> list[Merged]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 from penstock.imports.kafka import sound_batches
@@ -48,16 +47,6 @@ def segment_tasks(path: Path, topics: tuple[str, ...] = ()) -> list[SegmentsTask
         if number.isdecimal() and (not topics or topic in topics):
             tasks.append(SegmentsTask(topic, int(number), tuple(map(str, list_segments(folder)))))
     return tasks
-
-
-def compacted_topics(path: Path) -> set[str]:
-    """Topics whose cleaning leaves gaps, by the broker's own catalogue if there is one."""
-    try:
-        _, _, payload = (path / "topics").read_bytes().partition(b"\n")
-        entries = msgspec.json.decode(payload)["topics"]
-        return {one["name"] for one in entries if "compact" in one.get("configs", {}).get("cleanup.policy", "")}
-    except (OSError, msgspec.DecodeError, KeyError, TypeError):
-        return set()
 
 
 def audit_segments(task: SegmentsTask, advance: Advance) -> Facts:

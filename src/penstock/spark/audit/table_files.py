@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from penstock.imports.survey import Advance
 from penstock.spark.archive import ArchiveError, open_table
 from penstock.spark.archive.columns import RECORD
+from penstock.spark.archive.lock import FOLDER
 from penstock.spark.archive.places import Place, place_of
 from penstock.spark.audit.facts import Facts
 from penstock.spark.audit.row_facts import COLUMNS, RowFacts
@@ -41,13 +42,13 @@ class TableToAudit(NamedTuple):
 
 def table_tasks(url: str, topic: str = "") -> TableToAudit:
     """Raises ArchiveError when there is no table."""
+    root = Path(url)
     try:
         table = open_table(url)
     except ArchiveError:
-        if not Path(url).is_dir() or not any(Path(url).rglob("*.parquet")):
-            raise
+        if not root.is_dir() or (root / FOLDER).exists() or not any(root.rglob("*.parquet")):
+            raise  # there is none, or it is an archive whose own files are damaged
         place = place_of(url)
-        root = Path(url)
         paths = sorted(path for path in root.rglob("*.parquet") if path.is_file())
         tasks = [TableTask(topic, place, str(path.relative_to(root)), path.stat().st_size) for path in paths]
         return TableToAudit(topic, tasks, {})
