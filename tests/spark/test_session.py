@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,3 +41,64 @@ def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'penstock\[spark\]'"):
         open_session("none")
+
+
+_STARTS = """
+from penstock.spark.session import open_session
+open_session("interrupted", "local[1]").range(1_000).count()
+print("counted", flush=True)
+"""
+
+
+def _others_in(session_id: int) -> list[int]:
+    """Processes of a session, without the one that leads it."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session_id and fields[0] != "Z" and int(status.parent.name) != session_id:
+            found.append(int(status.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.7, 1.5])
+def test_ctrl_c_while_spark_starts_ends_its_java_too(after_s: float) -> None:
+    """So many seconds after Java began."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _STARTS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not _others_in(process.pid):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            time.sleep(after_s)
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == -signal.SIGINT
+            assert b"counted" not in out
+            # one interrupt, and no failure of Spark's that came of it
+            assert err.count(b"Traceback") == 1, err.decode()
+            assert err.endswith(b"KeyboardInterrupt\n")
+            deadline = time.monotonic() + 30
+            while left := _others_in(process.pid):
+                assert time.monotonic() < deadline, f"processes {left} are still there"
+                time.sleep(0.1)
+        finally:
+            for one in _others_in(process.pid):
+                os.kill(one, signal.SIGKILL)
+            process.kill()
+
+
+def test_ctrl_c_stays_with_who_had_it() -> None:
+    code = """
+import signal
+from penstock.spark.session import open_session
+mine = lambda *_: None
+signal.signal(signal.SIGINT, mine)
+open_session("mine", "local[1]")
+assert signal.getsignal(signal.SIGINT) is mine
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, stderr=subprocess.DEVNULL)

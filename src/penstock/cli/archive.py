@@ -14,7 +14,7 @@ import typer
 from penstock.cli.archive_options import Bucket, Format, Values, table_for, value_settings
 from penstock.cli.command import command_app
 from penstock.cli.connection import BOOTSTRAP_DEFAULT, AsJson, Bootstrap, reach
-from penstock.cli.failure import Failed, Misused, checked_topic, key_values
+from penstock.cli.failure import Failed, Interrupted, Misused, checked_topic, key_values
 from penstock.cli.output import counted, note, print_json, print_table
 from penstock.cli.stopping import Stop, until_stopped
 
@@ -204,6 +204,8 @@ def _steps(archiver: Archiver, stop: Stop, wait_s: float | None) -> Iterator[Ste
         if wait_s is None:
             return
         _rest(stop, wait_s)
+    if wait_s is None:
+        raise Interrupted("stopped before all was archived; the same command goes on from here")
 
 
 def _rest(stop: Stop, wait_s: float) -> None:
@@ -389,6 +391,8 @@ def replay(
         else:
             before = f", after {done.before:,} before" if done.before else ""
             note(f"replayed {counted(done.rows, 'record')} to {to}{before}")
+        if not done.is_complete:
+            raise Interrupted("stopped before all was replayed; the same command goes on from here")
 
 
 def _bound(text: str | None, option: str) -> dict[str, int]:

@@ -18,6 +18,12 @@ class Misused(Failed):
     exit_code = 2
 
 
+class Interrupted(Failed):
+    """Ctrl-C or SIGTERM came before all was done."""
+
+    exit_code = 130
+
+
 def checked_topic(name: str) -> str:
     """The name, if a topic can be called that."""
     try:

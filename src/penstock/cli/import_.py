@@ -13,7 +13,7 @@ import typer
 
 from penstock.cli.command import command_app
 from penstock.cli.connection import BOOTSTRAP_DEFAULT, AsJson, reach
-from penstock.cli.failure import Failed, Misused, checked_topic, key_values
+from penstock.cli.failure import Failed, Interrupted, Misused, checked_topic, key_values
 from penstock.cli.output import counted, note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def import_(
     except (SourceError, ProgressError, ImportFailed, KafkaError) as error:
         raise Failed(str(error)) from None
     except KeyboardInterrupt:
-        raise Failed("interrupted; the same command goes on from here") from None
+        raise Interrupted("stopped before all was imported; the same command goes on from here") from None
     if as_json:
         print_json(report.as_dict())
     else:

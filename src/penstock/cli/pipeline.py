@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,8 +87,7 @@ def run(
             raise Failed(f"{error.name} is not installed: pip install 'penstock[spark]'") from None
         except (NoJava, PipelineFailed) as error:
             raise Failed(str(error)) from None
-        # the session took Ctrl-C for itself, and what its JVM has to say about failures the view says in a line
-        signal.signal(signal.SIGINT, stop.ask)
+        # what the session's JVM has to say about failures the view says in a line
         spark.sparkContext.setLogLevel(pipeline.settings.get("spark.log.level", "OFF"))
         try:
             with view:

@@ -1,4 +1,5 @@
-"""Stopping a command that may run on and on: Ctrl-C and SIGTERM ask, and it ends between two steps, with exit code 0."""
+"""Stopping a command that may run on and on: Ctrl-C and SIGTERM ask, and it ends between two steps, with exit code 0 if it
+was to run until then. A second one does not wait, and the exit code is 130."""
 
 from __future__ import annotations
 
@@ -27,8 +28,6 @@ def until_stopped() -> Iterator[Stop]:
     before = {number: signal.signal(number, stop.ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
-    except KeyboardInterrupt:
-        pass
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -5,9 +5,13 @@ A job of yours needs none of this: the format `penstock` works in any session.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from penstock.spark.java import java_home
@@ -29,9 +33,11 @@ _QUIET = {
 def open_session(name: str, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> SparkSession:
     """The session of this process; a running one is given back as it is. Below spark-submit what that was told counts.
 
-    Raises NoJava when there is none to run on.
+    Raises NoJava when there is none to run on. Ctrl-C stays with who had it: it waits while Spark starts, and Spark does
+    not take it over.
     """
     try:
+        from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("Spark is not installed: pip install 'penstock[spark]'", name=missing.name) from None
@@ -41,21 +47,46 @@ def open_session(name: str, master: str = LOCAL, settings: Mapping[str, str] | N
         return running
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         # spark-submit has started Java, and knows the master and all the rest
-        builder = SparkSession.builder.appName(name)
-        given = dict(settings or {})
+        given = {"spark.app.name": name, **(settings or {})}
     else:
-        builder = SparkSession.builder.appName(name).master(master)
-        given = {**_QUIET, **_place(master), **(settings or {})}
+        given = {"spark.app.name": name, "spark.master": master, **_QUIET, **_place(master), **(settings or {})}
         home = java_home()
         if home is not None:
             os.environ["JAVA_HOME"] = str(home)
     # the workers must find what the driver found
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder
     for key, value in given.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    with _interrupts_held():
+        SparkContext.getOrCreate(SparkConf().setAll(list(given.items())))
+    with _interrupts_held():
+        session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """An interrupt in the midst of the start would leave Spark's Java behind, so it is handed on when that is over. The
+    second does not wait: a master that is not there is tried for a minute."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append((number, frame))
+        if len(held) > 1 and callable(before):
+            before(number, frame)
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held and callable(before):
+        before(*held[0])
 
 
 def _place(master: str) -> dict[str, str]:

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -403,3 +406,19 @@ def test_an_empty_topic_gives_an_empty_table(topic: Topic, tmp_path: Path) -> No
     assert archive(topic, tmp_path / "table") == []
     assert rows(tmp_path / "table") == []
     assert isinstance(made(topic, tmp_path / "table").state().schema, pa.Schema)
+
+
+def test_a_run_that_is_stopped_says_that_it_is_not_done_and_goes_on_later(topic: Topic, tmp_path: Path) -> None:
+    topic.fill(600)
+    where = ("archive", "run", topic.name, "--to", str(tmp_path / "table"), "-b", topic.bootstrap)
+    command = [sys.executable, "-m", "penstock.cli.main", *where, "--engine", "local", "--commit-records", "60"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("archived ")
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == 130
+    assert rest.endswith("penstock: stopped before all was archived; the same command goes on from here\n")
+    assert 0 < len(rows(tmp_path / "table")) < 1_800
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    assert rows(tmp_path / "table") == topic.rows()

@@ -100,6 +100,7 @@ def test_a_replay_that_was_stopped_goes_on(
     archive(topic, tmp_path / "table")
     first = replay(topic, tmp_path / "table", target, steps=3)
     assert 0 < first.rows < 600
+    assert not first.is_complete
     second = replay(topic, tmp_path / "table", target, steps=2)
     assert second.before == first.rows
     replay(topic, tmp_path / "table", target)

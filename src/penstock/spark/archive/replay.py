@@ -51,6 +51,8 @@ class Replayed:
     before: int
     """That earlier runs had written."""
     partitions: int
+    is_complete: bool = True
+    """False when somebody stopped it before all rows were written."""
 
 
 class Replay:
@@ -109,7 +111,7 @@ class Replay:
             if time.monotonic() > told + 5:
                 told = time.monotonic()
                 self._tell(f"replayed {written:,} records")
-        return Replayed(written, before, len(partitions))
+        return Replayed(written, before, len(partitions), not lanes)
 
     # ------------------------------------------------------------------------------------------------ beginning
 
