@@ -227,6 +227,31 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(cli: Run, topic:
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize("how", ["full", "closed"])
+@pytest.mark.parametrize(
+    "command", ["topics list", "topics list --json", "consume {}", "consume {} --group {}", "--help"]
+)
+def test_output_that_has_no_room_is_one_line_and_no_output_is_none(
+    cli: Run, topic: str, broker_address: str, command: str, how: str
+) -> None:
+    cli("produce", topic, stdin=b"x\n" * 1_000)
+    words = " ".join(command.replace("{}", topic).split())
+    target = "/dev/full" if how == "full" else "&-"
+    ended = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m penstock.cli.main {words} >{target}"],
+        env=environment(PENSTOCK_BOOTSTRAP=broker_address),
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    if how == "closed":
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        return
+    assert (ended.returncode, ended.stderr) == (1, b"penstock: the output cannot be written: No space left on device\n")
+    if "--group" in command:
+        # what nobody got was not committed
+        assert cli("consume", topic, "--group", topic).text == "x\n" * 1_000
+
+
 def test_bench_prints_rates_and_leaves_nothing_behind(cli: Run) -> None:
     ended = cli("bench", "-n", "2000", "--partitions", "2", "--json")
     assert ended.code == 0

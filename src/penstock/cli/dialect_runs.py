@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import BinaryIO
 from penstock.cli.dialect_clients import DialectClient, Found, Groups, Pair
 from penstock.cli.dialects import DialectName
 from penstock.cli.failure import Misused
+from penstock.cli.output import OutputClosed, write_lines
 from penstock.cli.record_text import LineParser, Place, RecordWriter, TextRecord
 from penstock.cli.stopping import Stop
 from penstock.cli.whence import From, Start
@@ -49,9 +49,8 @@ class DialectReading:
                 if not follow:
                     break
                 time.sleep(_POLL_S)
-        except _PipeClosed:
-            # The reader of the pipe has seen enough; what is still buffered has nowhere to go.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OutputClosed:
+            return
 
     def _check(self, client: DialectClient, start: Start, group: str | None) -> None:
         if client.groups is Groups.MUST and group is None:
@@ -77,15 +76,7 @@ class DialectReading:
             self._write(TextRecord(found.key, found.value), Place(self._topic, found.partition, found.offset)) + b"\n"
             for found in window
         ]
-        try:
-            sys.stdout.buffer.writelines(lines)
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            raise _PipeClosed from None
-
-
-class _PipeClosed(Exception):
-    """Not an OSError: the broker's connection is fine."""
+        write_lines(lines)
 
 
 class DialectDelivery:

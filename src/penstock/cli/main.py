@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from penstock.cli.failure import Failed, Misused
+from penstock.cli.output import all_written, open_closed_files
 from penstock.cli.serve_flags import parse_plain
 from penstock.model.errors import StartError
 from penstock.model.lean_start import leave_out_test_tools
@@ -12,8 +13,10 @@ from penstock.model.lean_start import leave_out_test_tools
 
 def main() -> None:
     leave_out_test_tools()
+    open_closed_files()
     try:
-        sys.exit(_run(sys.argv[1:]))
+        with all_written():
+            sys.exit(_run(sys.argv[1:]))
     except Failed as error:
         _say(error)
         sys.exit(error.exit_code)

@@ -2,9 +2,72 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from penstock.cli.failure import Failed
+
+_STANDARD_FILES = 3
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+class OutputClosed(Exception):
+    """Who reads the pipe has seen enough. Not an OSError: the connection to the broker is fine."""
+
+
+def open_closed_files() -> None:
+    """What was closed for this process among its standard files is /dev/null: or the next file that is opened, which may
+    be a log, would be where errors are written to."""
+    for descriptor in range(_STANDARD_FILES):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def write_lines(lines: Sequence[bytes]) -> None:
+    """Now, and all of them. Raises OutputClosed, or Failed when there is no room."""
+    try:
+        sys.stdout.buffer.writelines(lines)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        _discard_output()
+        raise OutputClosed from None
+    except OSError as error:
+        raise _output_failed(error) from None
+
+
+@contextlib.contextmanager
+def all_written() -> Iterator[None]:
+    """What was printed must have been taken before a command says that all went well. Raises Failed if it was not."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NO_ROOM:
+            raise
+        raise _output_failed(error) from None
+
+
+def _output_failed(error: OSError) -> Failed:
+    _discard_output()
+    return Failed(f"the output cannot be written: {error.strerror}")
+
+
+def _discard_output() -> None:
+    """What is still buffered has nowhere to go, and Python would try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_json(value: Any) -> None:

@@ -7,7 +7,6 @@ twice.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.connection import TIMEOUT_S, Spot, reason
 from penstock.cli.failure import Failed
-from penstock.cli.output import note
+from penstock.cli.output import OutputClosed, note, write_lines
 from penstock.cli.stopping import Stop
 
 if TYPE_CHECKING:
@@ -95,9 +94,8 @@ class Reading:
         try:
             begin(consumer)
             self._read(consumer, wrote)
-        except BrokenPipeError:
-            # The reader of the pipe has seen enough; what is still buffered has nowhere to go.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OutputClosed:
+            return
         finally:
             self._leave(consumer)
 
@@ -111,15 +109,13 @@ class Reading:
             self._commit_failure = "the broker does not answer"
 
     def _read(self, consumer: Consumer, wrote: Callable[[Consumer], None]) -> None:
-        out = sys.stdout.buffer
         while self._left and not self._stop.asked and (self._open or self._waiting or self._end is None):
             messages = consumer.consume(_MESSAGES_PER_CALL, _POLL_S)
             if messages:
                 self._gone = None
             elif self._gone is not None and self._end is not None:
                 raise Failed(f"topic {self._topic}: {self._gone}")
-            out.writelines(self._lines(messages))
-            out.flush()
+            write_lines(self._lines(messages))
             wrote(consumer)
 
     # ------------------------------------------------------------------------------------------------ records
