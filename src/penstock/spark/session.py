@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*]"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 _QUIET = {
     "spark.ui.enabled": "false",
@@ -50,6 +52,7 @@ def open_session(name: str, master: str = LOCAL, settings: Mapping[str, str] | N
         given = {"spark.app.name": name, **(settings or {})}
     else:
         given = {"spark.app.name": name, "spark.master": master, **_QUIET, **_place(master), **(settings or {})}
+        _hush_start(given)
         home = java_home()
         if home is not None:
             os.environ["JAVA_HOME"] = str(home)
@@ -87,6 +90,14 @@ def _interrupts_held() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if held and callable(before):
         before(*held[0])
+
+
+def _hush_start(given: dict[str, str]) -> None:
+    """Until the session can say how much it logs, Java would tell of its defaults. Who has a configuration keeps it."""
+    options = given.get(_JAVA_OPTIONS, "")
+    if "log4j" not in options and "SPARK_CONF_DIR" not in os.environ:
+        file = Path(__file__).with_name("log4j2.properties").as_uri()
+        given[_JAVA_OPTIONS] = f"{options} -Dlog4j2.configurationFile={file}".lstrip()
 
 
 def _place(master: str) -> dict[str, str]:
