@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource
 
 import penstock
 from penstock import Broker
@@ -109,6 +110,14 @@ def test_it_does_not_outlive_its_owner(number: signal.Signals) -> None:
 def test_the_pytest_fixture_is_a_broker(penstock_broker: Broker) -> None:
     Confluent().write(penstock_broker.bootstrap, "fixture", [Sent(b"v")])
     assert [seen.value for seen in Confluent().read(penstock_broker.bootstrap, "fixture", 1)] == [b"v"]
+
+
+def test_a_directory_is_told_to_clients_so_that_they_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Broker("data") as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        [asked] = admin.describe_configs([ConfigResource(ConfigResource.Type.BROKER, "0")]).values()
+        assert asked.result()["log.dirs"].value == str(tmp_path / "data")
 
 
 def test_it_keeps_its_log_file_closed(tmp_path: Path) -> None:

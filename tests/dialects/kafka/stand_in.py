@@ -10,6 +10,7 @@ import struct
 import types
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from kio.index import load_request_schema
@@ -95,7 +96,7 @@ class StandIn:
     def __init__(self, topics: Mapping[str, int] = TOPICS) -> None:
         self.identity = types.SimpleNamespace(node_id=NODE, cluster_id="cluster")
         self.settings = types.SimpleNamespace(topic_defaults={"retention.ms": "1000"})
-        self.directory = types.SimpleNamespace(path="/data")
+        self.directory = types.SimpleNamespace(path=Path("/data"))
         self.catalogue_version = 1
         self.groups = Coordinators()
         self.transactions = Coordinators()

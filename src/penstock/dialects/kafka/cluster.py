@@ -150,7 +150,7 @@ def describe_log_dirs(service: KafkaService, body: Any, version: int, caller: Ca
         "results": [
             {
                 "error_code": Fault.NONE,
-                "log_dir": str(engine.directory.path),
+                "log_dir": str(engine.directory.path.absolute()),
                 "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
             }
         ],

@@ -168,7 +168,7 @@ def broker_entries(service: KafkaService) -> Iterable[dict[str, Any]]:
         ),
         *_group_entries(settings.groups),
         ("socket.request.max.bytes", str(service.frame_bytes_max), KeyType.INT, "The largest request."),
-        ("log.dirs", str(service.engine.directory.path), KeyType.STRING, "Where the logs are."),
+        ("log.dirs", str(service.engine.directory.path.absolute()), KeyType.STRING, "Where the logs are."),
     ]
     for name, value, kind, doc in own:
         yield _broker_entry(name, value, kind, doc, _SOURCE_STATIC_BROKER)
