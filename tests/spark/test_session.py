@@ -104,3 +104,14 @@ assert signal.getsignal(signal.SIGINT) is mine
     ended = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)
     # one line is Java's own, about a module that Spark asks it for
     assert [line for line in (ended.stdout + ended.stderr).splitlines() if b"incubator" not in line] == []
+
+
+def test_a_master_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    """Spark refuses the name, which only it can know; that nobody answers takes it a minute to find out."""
+    (tmp_path / "t-0").mkdir()
+    (tmp_path / "t-0" / f"{0:020d}.log").touch()
+    command = [sys.executable, "-m", "penstock.cli.main", "logs", "audit", str(tmp_path), "--master", "k8s://x:y"]
+    ended = subprocess.run(command, timeout=120, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("penstock: Spark does not start: ")
+    assert "Traceback" not in ended.stderr

@@ -15,6 +15,7 @@ from penstock.cli.archive_options import Bucket, Format, Values, table_for, valu
 from penstock.cli.command import command_app
 from penstock.cli.connection import BOOTSTRAP_DEFAULT, AsJson, Bootstrap, reach
 from penstock.cli.failure import Failed, Interrupted, Misused, checked_topic, key_values
+from penstock.cli.master import MasterOption, check_master
 from penstock.cli.output import counted, note, print_json, print_table
 from penstock.cli.stopping import Stop, until_stopped
 
@@ -45,7 +46,6 @@ EngineOption = Annotated[
     EngineName | None,
     typer.Option("--engine", help="Who does the work: Spark's workers, or threads. [default: spark if installed]"),
 ]
-Master = Annotated[str, typer.Option("--master", metavar="URL", help="Spark's master.")]
 
 
 @contextlib.contextmanager
@@ -56,10 +56,11 @@ def _explained() -> Iterator[None]:
     from penstock.client.kafka import KafkaError
     from penstock.records.batch import BatchError
     from penstock.spark.archive.errors import ArchiveError
+    from penstock.spark.java import NoSpark
 
     try:
         yield
-    except ArchiveError as error:
+    except (ArchiveError, NoSpark) as error:
         raise Failed(str(error)) from None
     except KafkaError as error:
         raise Failed(f"the broker: {error}") from None
@@ -75,19 +76,21 @@ def _kafka_settings(bootstrap: str, pairs: list[str] | None) -> KafkaSettings:
     return KafkaSettings.of_options({"client.id": "penstock-archive", **options, "bootstrap.servers": bootstrap})
 
 
-def _engine(name: EngineName | None, master: str) -> Engine:
+def _engine(name: EngineName | None, master: str | None) -> Engine:
     from penstock.spark.archive.engines import LocalEngine, SparkEngine
 
     has_spark = importlib.util.find_spec("pyspark") is not None
-    if name is EngineName.LOCAL or (name is None and not has_spark):
+    is_local = name is EngineName.LOCAL or (name is None and not has_spark)
+    check_master(master, uses_spark=not is_local)
+    if is_local:
         return LocalEngine()
     if not has_spark:
         raise Failed("--engine spark needs pyspark: pip install 'penstock[spark]', or use --engine local")
-    from penstock.spark.session import open_session
+    from penstock.spark.session import LOCAL, open_session
 
     # Java only schedules here: its second compiler costs more than it gives.
     settings = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-    return SparkEngine(lambda: open_session("penstock-archive", master, settings))
+    return SparkEngine(lambda: open_session("penstock-archive", master or LOCAL, settings))
 
 
 def _duration_s(text: str, option: str) -> float:
@@ -161,7 +164,7 @@ def run(
     ] = None,
     kafka: KafkaOption = None,
     engine: EngineOption = None,
-    master: Master = "local[*]",
+    master: MasterOption = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -178,15 +181,16 @@ def run(
         from penstock.spark.archive.places import place_of
 
         settings = _kafka_settings(bootstrap, kafka)
+        workers = _engine(engine, master)
         place = place_of(to)
         with locked(place, f"archive run {topic}"):
             value = value_settings(values, types, schema)
-            catalog_properties = {**({"name": catalog} if catalog else {})}
+            catalog_properties = {"name": catalog} if catalog else {}
             catalog_properties |= key_values(catalog_option or [], "--catalog-option")
             table = table_for(settings, topic, to, format_, bucket, value, catalog_properties, table_name)
             pace = Pace(file_megabytes * 1024 * 1024, commit_records, skip_lost)
             recover(table)
-            archiver = Archiver(settings, table, _engine(engine, master), pace)
+            archiver = Archiver(settings, table, workers, pace)
             with contextlib.closing(archiver):
                 steps = _steps(archiver, stop, wait_s if continuous else None)
                 _follow(table, archiver, steps, compact=compact_, as_json=as_json)
@@ -255,6 +259,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show what a table holds, and how far behind its topic it is."""
+    if offline and kafka:
+        raise Misused("--kafka goes without --offline, which asks no broker")
     with _explained():
         from penstock.spark.archive.opening import open_table
         from penstock.spark.archive.status import table_status
@@ -289,7 +295,7 @@ def compact(
         int, typer.Option("--file-mb", min=1, metavar="N", help="The size of files that is aimed at, in megabytes.")
     ] = 128,
     engine: EngineOption = None,
-    master: Master = "local[*]",
+    master: MasterOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge the small files of a table."""
@@ -299,10 +305,9 @@ def compact(
         from penstock.spark.archive.opening import open_table
 
         table = open_table(path)
+        workers = _engine(engine, master)
         with locked(table.place, "archive compact"):
-            merged = compact_table(
-                table, _engine(engine, master), target_bytes=file_megabytes * 1024 * 1024, files_min=2
-            )
+            merged = compact_table(table, workers, target_bytes=file_megabytes * 1024 * 1024, files_min=2)
     if as_json:
         print_json({"files_before": merged.before, "files_after": merged.after, "rows": merged.rows})
     elif merged.before:

@@ -82,7 +82,11 @@ def table_for(
     there = archive.read_settings(place)
     if there is not None:
         _refuse_other(there, topic, format_, bucket, to)
+        if (catalog and catalog != there.catalog) or (table_name and table_name != there.table):
+            raise Failed(f"{to} was made with another catalog or table name: that cannot change; choose another path")
         return table_at(place, continued(place, there, value))
+    if (catalog or table_name) and format_ is not Format.ICEBERG:
+        raise Misused("--catalog, --catalog-option and --table go with --format iceberg")
     with KafkaClient(kafka) as client:
         info = client.metadata([topic]).topics.get(topic)
     if info is None:

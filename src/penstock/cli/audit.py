@@ -13,6 +13,7 @@ import typer
 from penstock.cli.connection import AsJson, reach
 from penstock.cli.failure import Failed, Misused
 from penstock.cli.import_ import EngineName, engine_of, watcher
+from penstock.cli.master import MasterOption
 from penstock.cli.output import counted, note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def audit(
     engine: Annotated[
         EngineName, typer.Option(help="Who reads: Spark, or threads of this process.")
     ] = EngineName.spark,
-    master: Annotated[str, typer.Option(help="Spark's master.")] = "local[*]",
+    master: MasterOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Read every record of a data directory or a table, and say what is wrong.

@@ -14,6 +14,7 @@ import typer
 from penstock.cli.command import command_app
 from penstock.cli.connection import BOOTSTRAP_DEFAULT, AsJson, reach
 from penstock.cli.failure import Failed, Interrupted, Misused, checked_topic, key_values
+from penstock.cli.master import MasterOption, check_master
 from penstock.cli.output import counted, note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def import_(
     engine: Annotated[EngineName, typer.Option(help="Who reads: this process, or Spark, many at a time.")] = (
         EngineName.local
     ),
-    master: Annotated[str, typer.Option(help="Spark's master, with --engine spark.")] = "local[*]",
+    master: MasterOption = None,
     progress: Annotated[
         Path | None,
         typer.Option("--progress", metavar="DIR", help="Where it is kept how far it came, until all is done."),
@@ -138,22 +139,24 @@ def _broker_opener(data_dir: Path) -> OpenBroker:
 
 
 @contextlib.contextmanager
-def engine_of(name: EngineName, master: str, title: str = "penstock import") -> Iterator[Engine]:
+def engine_of(name: EngineName, master: str | None, title: str = "penstock import") -> Iterator[Engine]:
     """Who reads and writes, for as long as it takes."""
+    check_master(master, uses_spark=name is EngineName.spark)
     if name is EngineName.local:
         from penstock.imports.engine import LocalEngine
 
         yield LocalEngine()
         return
     from penstock.spark.import_job import spark_engine
-    from penstock.spark.java import NoJava
+    from penstock.spark.java import NoSpark
+    from penstock.spark.session import LOCAL
 
     with contextlib.ExitStack() as stack:
         try:
-            engine = stack.enter_context(spark_engine(master, title))
+            engine = stack.enter_context(spark_engine(master or LOCAL, title))
         except ImportError:
             raise Failed("--engine spark needs Spark: pip install 'penstock[spark]'") from None
-        except NoJava as error:
+        except NoSpark as error:
             raise Failed(str(error)) from None
         yield engine
 

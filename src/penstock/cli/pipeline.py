@@ -11,6 +11,7 @@ import typer
 from penstock.cli.command import command_app
 from penstock.cli.connection import AsJson
 from penstock.cli.failure import Failed, Misused
+from penstock.cli.master import check_master
 from penstock.cli.output import counted, note, print_json, print_table
 from penstock.cli.stopping import until_stopped
 from penstock.spark.pipeline.problems import InvalidPipeline, PipelineFailed
@@ -70,11 +71,9 @@ def run(
     A table of the flows on a terminal; in a pipe a JSON object a line for everything that happens.
     """
     from penstock.cli.pipeline_view import JsonLines, LiveTable
-    from penstock.spark.java import NoJava
-    from penstock.spark.pipeline.reading import problem_with_master
+    from penstock.spark.java import NoSpark
 
-    if master is not None and (wrong := problem_with_master(master)) is not None:
-        raise Misused(f"--master {wrong}")
+    check_master(master)
     with until_stopped() as stop:
         pipeline = _read(file)
         flows = _chosen(pipeline, flow, available_now=available_now)
@@ -85,7 +84,7 @@ def run(
             spark = open_for(pipeline, master)
         except ModuleNotFoundError as error:
             raise Failed(f"{error.name} is not installed: pip install 'penstock[spark]'") from None
-        except (NoJava, PipelineFailed) as error:
+        except NoSpark as error:
             raise Failed(str(error)) from None
         # what the session's JVM has to say about failures the view says in a line
         spark.sparkContext.setLogLevel(pipeline.settings.get("spark.log.level", "OFF"))

@@ -36,7 +36,11 @@ exec {java} "$@"
 """
 
 
-class NoJava(Exception):
+class NoSpark(Exception):
+    """Spark does not start; the text says why."""
+
+
+class NoJava(NoSpark):
     """There is no Java that Spark could run on."""
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from penstock.spark.java import java_home
+from penstock.spark.failures import one_line
+from penstock.spark.java import NoSpark, java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,11 +36,13 @@ _QUIET = {
 def open_session(name: str, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> SparkSession:
     """The session of this process; a running one is given back as it is. Below spark-submit what that was told counts.
 
-    Raises NoJava when there is none to run on. Ctrl-C stays with who had it: it waits while Spark starts, and Spark does
+    Raises NoSpark when it does not start. Ctrl-C stays with who had it: it waits while Spark starts, and Spark does
     not take it over.
     """
     try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark import SparkConf, SparkContext
+        from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("Spark is not installed: pip install 'penstock[spark]'", name=missing.name) from None
@@ -61,11 +64,14 @@ def open_session(name: str, master: str = LOCAL, settings: Mapping[str, str] | N
     builder = SparkSession.builder
     for key, value in given.items():
         builder = builder.config(key, value)
-    with _interrupts_held():
-        SparkContext.getOrCreate(SparkConf().setAll(list(given.items())))
-    with _interrupts_held():
-        session = builder.getOrCreate()
-        session.sparkContext.setLogLevel("ERROR")
+    try:
+        with _interrupts_held():
+            SparkContext.getOrCreate(SparkConf().setAll(list(given.items())))
+        with _interrupts_held():
+            session = builder.getOrCreate()
+            session.sparkContext.setLogLevel("ERROR")
+    except (PySparkException, Py4JError) as error:
+        raise NoSpark(f"Spark does not start: {one_line(error)}") from None
     return session
 
 

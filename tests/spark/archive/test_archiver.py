@@ -422,3 +422,20 @@ def test_a_run_that_is_stopped_says_that_it_is_not_done_and_goes_on_later(topic:
     assert 0 < len(rows(tmp_path / "table")) < 1_800
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     assert rows(tmp_path / "table") == topic.rows()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--engine", "local", "--master", "local[2]"), "--master goes with --engine spark"),
+        (("--master", "nonsense"), "--master 'nonsense' is not local[N], spark://HOST:PORT, k8s://... or yarn"),
+        (("--catalog", "prod"), "--catalog, --catalog-option and --table go with --format iceberg"),
+        (("--table", "a.b", "--format", "delta"), "--catalog, --catalog-option and --table go with --format iceberg"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    penstock: Run, topic: Topic, tmp_path: Path, options: tuple[str, ...], text: str
+) -> None:
+    ended = penstock("archive", "run", topic.name, "--to", str(tmp_path / "table"), "-b", topic.bootstrap, *options)
+    assert (ended.code, ended.err) == (2, f"penstock: {text}\n")
+    assert not (tmp_path / "table" / "_penstock" / "table.json").exists()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.spark.failures import one_line
 from penstock.spark.pipeline.declaration import TableSink, Upsert
 from penstock.spark.pipeline.delta import DeltaWriter, read_delta
-from penstock.spark.pipeline.failures import one_line
 from penstock.spark.pipeline.problems import PipelineFailed
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.spark.pipeline.failures import LENGTH_MAX, one_line
+from penstock.spark.failures import LENGTH_MAX, one_line
 from penstock.spark.pipeline.progress import BatchDone, batch_done, topic_offsets
 
 

@@ -141,8 +141,8 @@ def test_a_check_refuses_what_is_not_true_and_the_first_reason_stays(spark: Spar
 
 
 def test_a_bad_row_fails_with_its_place_unless_told_otherwise(spark: SparkSession) -> None:
+    from penstock.spark.failures import one_line
     from penstock.spark.pipeline import rows
-    from penstock.spark.pipeline.failures import one_line
 
     frame = rows.decoded_topic(records(spark, [b"fine", b"\xff"]), source(Decoding("string")))
     with pytest.raises(Exception, match="not UTF-8") as failed:

@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
+from penstock.spark.failures import one_line
 from penstock.spark.pipeline import rows, topic_options
 from penstock.spark.pipeline.batches import query_id
 from penstock.spark.pipeline.declaration import (
@@ -41,7 +42,6 @@ from penstock.spark.pipeline.declaration import (
     Trigger,
 )
 from penstock.spark.pipeline.delta import DeltaWriter, read_delta
-from penstock.spark.pipeline.failures import one_line
 from penstock.spark.pipeline.functions import load_function, module_beside
 from penstock.spark.pipeline.groups import group_of
 from penstock.spark.pipeline.problems import InvalidPipeline, PipelineFailed, Problem

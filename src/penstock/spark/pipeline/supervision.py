@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
+from penstock.spark.failures import one_line
 from penstock.spark.pipeline.building import Show, start_query
 from penstock.spark.pipeline.declaration import AnyFlow, Pipeline
-from penstock.spark.pipeline.failures import one_line
 from penstock.spark.pipeline.problems import InvalidPipeline, PipelineFailed
 from penstock.spark.pipeline.progress import Event, FlowEnded, FlowRestarting, FlowStarted, batch_done
 from penstock.spark.session import open_session
@@ -162,11 +162,8 @@ class _Run:
 
 
 def open_for(pipeline: Pipeline, master: str | None = None) -> SparkSession:
-    """Spark as the file wants it; raises PipelineFailed or NoJava."""
-    try:
-        return open_session(f"penstock {pipeline.name}", master or pipeline.master, pipeline.settings)
-    except (PySparkException, Py4JError) as error:
-        raise PipelineFailed(f"Spark does not start: {one_line(error)}") from None
+    """Spark as the file wants it; raises NoSpark."""
+    return open_session(f"penstock {pipeline.name}", master or pipeline.master, pipeline.settings)
 
 
 def close_session(spark: SparkSession) -> None:
