@@ -66,6 +66,20 @@ def test_the_backlog_of_one_read_keeps_the_bytes_that_it_borrows(serve):
             assert slow.read() == b"e %d" % n * 20
 
 
+@pytest.mark.parametrize("first", [b"d", b"e", b"p"])
+def test_answers_that_come_at_once_as_pendings_leave_beyond_the_bound_of_parked_requests(serve, first):
+    """Such a pending wakes nobody later: what is parked must leave while the requests behind it are performed."""
+    server = serve()
+    count = 3 * server.network.settings.in_flight_requests_max + 7
+    with server.connect() as client:
+        client.send(frame(first) + frame(b"d at once") * count)
+        if first == b"p":
+            server.until(lambda: server.sessions and server.sessions[0].parked)
+            server.call(server.sessions[0].release)
+        assert client.read()[:1] == first
+        assert [client.read() for _ in range(count)] == [b"d at once"] * count
+
+
 def test_a_fatal_frame_behind_a_backlog_closes_after_all_answers(serve, lines):
     server = serve()
     with server.connect(receive_bytes=65_536) as client:

@@ -183,8 +183,8 @@ class Exchange(ABC):
                 if full:
                     self._send(out, size)
                     out, size, full = [], 0, False
-                    if self._multiplexes and parked:
-                        self._leave()
+                    if parked:
+                        self._leave()  # what has come by now wakes nobody later
                     if self._closed:
                         return None
                     if self._is_full():
