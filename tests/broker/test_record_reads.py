@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.broker.embedded import EmbeddedEngine
-from penstock.broker.engine import RecordsRead
+from penstock.broker.engine import Acks, Isolation, RecordsRead
+from penstock.broker.offsets import LATEST
 from penstock.model.errors import Fault
+from penstock.model.pending import Pending
+from penstock.records.builder import NewRecord, build_batch
 from penstock.storage.files import Disk, LogFile
-from tests.broker.failing_disk import answer_of, batch_of, engine_on
+from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, turns, until
 
 
 class CountingDisk(Disk):
@@ -101,3 +104,64 @@ def _flip_bit(path: Path, position: int) -> None:
         byte = file.read(1)[0]
         file.seek(position)
         file.write(bytes([byte ^ 1]))
+
+
+def test_a_record_behind_an_open_transaction_is_waited_for_until_its_flush_and_no_longer(tmp_path: Path) -> None:
+    disk = CueDisk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, flush="acks") as engine:
+            opened = build_batch(
+                [NewRecord(1, None, b"undecided")],
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=0,
+                transactional=True,
+            )
+            partition = engine.partition("t", 0)
+            assert partition is not None
+            partition.append_own(opened, 1)
+            await until(lambda: partition.high_watermark == 1)
+            disk.hold()
+            engine.append("t", 0, [batch_of(b"plain")], Acks.LEADER)
+            waiting = engine.read_records("t", 0, 1, 10, 1 << 20)
+            assert isinstance(waiting, Pending)
+            await turns()
+            assert not waiting.done
+            disk.release()
+            found = await asyncio.wait_for(answer_of(waiting), 10)
+            assert (found.fault, values(found), found.high_watermark) == (Fault.NONE, [], 0)
+
+    asyncio.run(run())
+
+
+def test_the_end_that_one_is_told_has_what_was_acknowledged_before(tmp_path: Path) -> None:
+    disk = CueDisk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, flush="acks") as engine:
+            disk.hold()
+            [appended] = await answer_of(engine.append("t", 0, [batch_of(b"a", b"b")], Acks.LEADER))
+            assert appended.base_offset == 0
+            asked = [engine.list_offset("t", 0, LATEST, isolation) for isolation in Isolation]
+            await turns()
+            assert all(isinstance(one, Pending) and not one.done for one in asked)
+            disk.release()
+            assert [(await answer_of(one)).offset for one in asked] == [2, 2]
+
+    asyncio.run(run())
+
+
+def test_keys_count_only_for_those_who_get_them(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_on(tmp_path, Disk(), flush="os") as engine:
+            batch = build_batch([NewRecord(1, b"k" * 100, b"value") for _ in range(6)])
+            engine.append("t", 0, [memoryview(batch)], Acks.LEADER)
+            for max_bytes, with_keys, without in ((5, 1, 1), (10, 1, 2), (29, 1, 5), (210, 2, 6), (3_000, 6, 6)):
+                for _ in range(2):  # from the file, then from the cache
+                    found = await answer_of(engine.read_records("t", 0, 0, 100, max_bytes))
+                    assert len(found.records) == with_keys, max_bytes
+                    found = await answer_of(engine.read_records("t", 0, 0, 100, max_bytes, keys=False))
+                    assert len(found.records) == without, max_bytes
+
+    asyncio.run(run())

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from penstock.broker import offsets, runs
@@ -327,7 +328,10 @@ class EmbeddedEngine:
         fault = offsets.epoch_fault(found, leader_epoch)
         if fault is not Fault.NONE:
             return OffsetFound(fault)
-        place = offsets.place_of(found, found.log, timestamp, isolation)
+        if timestamp == offsets.LATEST:
+            # whoever was told that his record is written finds it below the end that he asks for next
+            return found.once_readable(partial(offsets.end_of, found, isolation))
+        place = offsets.place_of(found, found.log, timestamp)
         if place is not None:
             return place
         return self.spawn(

@@ -208,11 +208,13 @@ class Engine(Protocol):
         max_wait_ms: int = 0,
         *,
         large: bool = False,
+        keys: bool = True,
     ) -> RecordsRead | Pending[RecordsRead]:
-        """Up to `max_records` committed records from `offset` on, at least one if there is one; `max_bytes` counts keys
-        and values. At the end it waits up to `max_wait_ms` for more; for a record whose flush is under way it always
-        waits. An offset outside the log is OFFSET_OUT_OF_RANGE (the log end itself is not). With `large`
-        records with large values may come by themselves, as ranges of their file (`RecordsRead.larges`)."""
+        """Up to `max_records` committed records from `offset` on, at least one if there is one; `max_bytes` counts values,
+        and keys unless the caller has no use for them (`keys`). At the end it waits up to `max_wait_ms` for more; for a
+        record whose flush is under way it always waits. An offset outside the log is OFFSET_OUT_OF_RANGE (the log end
+        itself is not). With `large` records with large values may come by themselves, as ranges of their file
+        (`RecordsRead.larges`)."""
         ...
 
     def read(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from penstock.broker.aborted import AbortedTransactions
 from penstock.broker.engine import Appended, RunAppended
 from penstock.coordination.producers import Duplicate, ProducerTable
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import TopicPartition
+from penstock.model.pending import Pending
 from penstock.model.topic_config import TopicConfig
 from penstock.records.batch import (
     COMPRESSION_MASK,
@@ -29,6 +30,8 @@ from penstock.records.batch import (
 from penstock.records.control import Marker, build_marker
 from penstock.records.record import read_records
 from penstock.storage.log import PartitionLog
+
+T = TypeVar("T")
 
 _CODECS_MAX = 4
 _LONG_MAX = 2**63 - 1
@@ -378,6 +381,16 @@ class Partition:
             return True
         self._flush_waiters.append((offset, callback))
         return True
+
+    def once_readable(self, ask: Callable[[], T]) -> T | Pending[T]:
+        """What `ask` says when all that is written by now can be read: at once, or when its flush has ended."""
+        log = self.log
+        if log is None or self.high_watermark >= log.log_end_offset:
+            return ask()
+        waiting: Pending[T] = Pending()
+        if self.when_flushed(log.log_end_offset, lambda _: waiting.complete(ask())):
+            return waiting
+        return ask()
 
     def flushed(self) -> None:
         """The log was flushed, or failed: move the high watermark and answer those who waited."""

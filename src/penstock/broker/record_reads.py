@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
-from penstock.broker.engine import Isolation, LargeRecord, Read, ReadResult, RecordsRead
+from penstock.broker.engine import Isolation, LargeRecord, Read, RecordsRead
 from penstock.broker.large_values import has_large_values, large_records
 from penstock.broker.partition import Partition
 from penstock.broker.reads import Reads
 from penstock.broker.record_cache import DecodedBatch, RecordCache
 from penstock.model.errors import Fault
-from penstock.model.pending import Pending
+from penstock.model.pending import Pending, settle
 from penstock.records.batch import HEADER_BYTES, Batch, BatchError, whole_batches
 from penstock.records.record import Record
 from penstock.storage.files import Cold, DiskFailed
@@ -31,7 +32,6 @@ SPAN_BYTES = 16 * 1024
 """One read of a log of small batches."""
 AT_HAND_BYTES_MAX = 2 * 1024
 """Whoever asks for no more gets it from one batch most often, and loses little when not."""
-FLUSH_WAIT_MS = 30_000
 
 
 class _Large(Exception):
@@ -58,6 +58,9 @@ class _Wanted(NamedTuple):
     max_records: int
     max_bytes: int
     large: bool
+    keys: bool
+    max_wait_ms: int
+    waits_for_flush: bool = True
 
 
 class RecordReads:
@@ -86,29 +89,48 @@ class RecordReads:
         max_wait_ms: int = 0,
         *,
         large: bool = False,
+        keys: bool = True,
     ) -> RecordsRead | Pending[RecordsRead]:
         partition = self._partitions.get((topic, index))
         if partition is None:
             return RecordsRead(Fault.UNKNOWN_TOPIC_OR_PARTITION)
         if max_records == 1 or max_bytes <= AT_HAND_BYTES_MAX:
-            at_hand = self._at_hand(partition, offset, max_records, max_bytes)
+            at_hand = self._at_hand(partition, offset, max_records, max_bytes, keys)
             if at_hand is not None:
                 return at_hand
-        return self._read(partition, _Wanted(offset, max_records, max_bytes, large), max_wait_ms)
+        return self._read(partition, _Wanted(offset, max_records, max_bytes, large, keys, max_wait_ms))
 
-    def _read(self, partition: Partition, wanted: _Wanted, max_wait_ms: int) -> RecordsRead | Pending[RecordsRead]:
+    def _read(self, partition: Partition, wanted: _Wanted) -> RecordsRead | Pending[RecordsRead]:
         try:
             found = self._look(partition, wanted)
         except (Cold, _Slow) as slow:
-            return self._later(slow, partition, wanted, max_wait_ms)
-        wait_ms = self._wait_ms(partition, wanted.offset, found, max_wait_ms)
-        if wait_ms <= 0:
+            return self._later(slow, partition, wanted)
+        if found.fault is not Fault.NONE or found.first is not None:
             return found
-        return self._when_more(partition, wanted, wait_ms)
+        log = partition.log
+        if wanted.waits_for_flush and log is not None and wanted.offset < log.log_end_offset:
+            # Once: what comes behind it may be as fresh, and an open transaction may hide all of it.
+            again = wanted._replace(waits_for_flush=False)
+            flushed = partition.once_readable(lambda: None)
+            if isinstance(flushed, Pending):
+                return self._when(flushed, partition, again)
+        return found if wanted.max_wait_ms <= 0 else self._when_more(partition, wanted)
+
+    def _when(self, waited: Pending[Any], partition: Partition, wanted: _Wanted) -> Pending[RecordsRead]:
+        """Look again when that has come."""
+        answer: Pending[RecordsRead] = Pending(waited.abandon)
+        waited.then(lambda _: self._again(answer, partition, wanted))
+        return answer
+
+    def _again(self, answer: Pending[RecordsRead], partition: Partition, wanted: _Wanted) -> None:
+        if not answer.done:
+            settle(answer, self._read(partition, wanted))
 
     # ------------------------------------------------------------------------------------------------ now
 
-    def _at_hand(self, partition: Partition, offset: int, max_records: int, max_bytes: int) -> RecordsRead | None:
+    def _at_hand(
+        self, partition: Partition, offset: int, max_records: int, max_bytes: int, keys: bool
+    ) -> RecordsRead | None:
         """As much as is asked for, if one batch has it that is in the cache, and nothing about it has to be asked: the way
         of most reads."""
         log = partition.log
@@ -127,12 +149,12 @@ class RecordReads:
             first = batch.record_at(offset)
             if first is None:
                 return None
-            if max_records == 1 or len(first.key or b"") + len(first.value or b"") >= max_bytes:
+            if max_records == 1 or _weight(first, keys) >= max_bytes:
                 return RecordsRead(Fault.NONE, (first,), first.offset + 1, start, end)
             records: list[Record] = []
             size = 0
             for record in batch.from_offset(offset):
-                size += len(record.key or b"") + len(record.value or b"")
+                size += _weight(record, keys)
                 if records and size > max_bytes:
                     return RecordsRead(Fault.NONE, records, record.offset, start, end)
                 records.append(record)
@@ -143,7 +165,7 @@ class RecordReads:
         return None
 
     def _look(self, partition: Partition, wanted: _Wanted) -> RecordsRead:
-        offset, max_records, max_bytes, large = wanted
+        offset, max_records, max_bytes, large, keys, _, _ = wanted
         log = partition.log
         if log is None:
             return RecordsRead(Fault.STORAGE_ERROR)
@@ -160,7 +182,7 @@ class RecordReads:
                     break
                 if not self._hidden(partition, batch):
                     for record in batch.from_offset(max(at, start)):
-                        weight = len(record.key or b"") + len(record.value or b"")
+                        weight = _weight(record, keys)
                         if records and size + weight > max_bytes:
                             return RecordsRead(Fault.NONE, records, record.offset, start, end)
                         records.append(record)
@@ -246,22 +268,10 @@ class RecordReads:
 
     # ------------------------------------------------------------------------------------------------ later
 
-    def _later(
-        self, slow: Cold | _Slow, partition: Partition, wanted: _Wanted, max_wait_ms: int
-    ) -> Pending[RecordsRead]:
+    def _later(self, slow: Cold | _Slow, partition: Partition, wanted: _Wanted) -> Pending[RecordsRead]:
         answer: Pending[RecordsRead] = Pending()
-
-        def go_on() -> None:
-            if answer.done:
-                return
-            found = self._read(partition, wanted, max_wait_ms)
-            if isinstance(found, Pending):
-                found.then(answer.complete)
-            else:
-                answer.complete(found)
-
         if isinstance(slow, Cold):
-            self._reads.warm(slow, go_on)
+            self._reads.warm(slow, partial(self._again, answer, partition, wanted))
             return answer
         key = slow.segment, slow.place.base_offset
 
@@ -273,7 +283,7 @@ class RecordReads:
 
         def go_on_with(done: Future[DecodedBatch]) -> None:
             if done.exception() is None:
-                go_on()
+                self._again(answer, partition, wanted)
             else:
                 answer.complete(RecordsRead(Fault.STORAGE_ERROR, (), wanted.offset))
 
@@ -286,36 +296,18 @@ class RecordReads:
         unpacking.add_done_callback(lambda done: self._loop.call_soon_threadsafe(unpacked, done))
         return answer
 
-    @staticmethod
-    def _wait_ms(partition: Partition, offset: int, found: RecordsRead, max_wait_ms: int) -> int:
-        if found.fault is not Fault.NONE or found.first is not None:
-            return 0
-        log = partition.log
-        if log is not None and offset < log.log_end_offset and partition.high_watermark < log.log_end_offset:
-            return max(max_wait_ms, FLUSH_WAIT_MS)  # its flush is under way
-        return max_wait_ms
-
-    def _when_more(self, partition: Partition, wanted: _Wanted, wait_ms: int) -> Pending[RecordsRead]:
+    def _when_more(self, partition: Partition, wanted: _Wanted) -> RecordsRead | Pending[RecordsRead]:
         """Wait as a fetch does, then look again, once."""
         topic, index = partition.id
-        end = partition.last_stable_offset
-        waited = self._reads.read(
-            [Read(topic, index, max(wanted.offset, end), 1)], 1, 1, wait_ms, Isolation.READ_COMMITTED
-        )
-        answer: Pending[RecordsRead] = Pending(waited.abandon if isinstance(waited, Pending) else None)
+        offset = max(wanted.offset, partition.last_stable_offset)
+        waited = self._reads.read([Read(topic, index, offset, 1)], 1, 1, wanted.max_wait_ms, Isolation.READ_COMMITTED)
+        again = wanted._replace(max_wait_ms=0)
+        return self._when(waited, partition, again) if isinstance(waited, Pending) else self._read(partition, again)
 
-        def came(_: list[ReadResult]) -> None:
-            found = self._read(partition, wanted, 0)
-            if isinstance(found, Pending):
-                found.then(answer.complete)
-            else:
-                answer.complete(found)
 
-        if isinstance(waited, Pending):
-            waited.then(came)
-        else:
-            came(waited)
-        return answer
+def _weight(record: Record, keys: bool) -> int:
+    size = 0 if record.value is None else len(record.value)
+    return size + len(record.key) if keys and record.key is not None else size
 
 
 def _larges(log: PartitionLog, first: _Large, wanted: _Wanted, offset: int, end: int) -> list[LargeRecord]:
@@ -326,7 +318,7 @@ def _larges(log: PartitionLog, first: _Large, wanted: _Wanted, offset: int, end:
     try:
         while True:
             for record in large_records(segment, position, header, offset):
-                size += len(record.key or b"") + len(record.value)
+                size += len(record.value) + (len(record.key or b"") if wanted.keys else 0)
                 if found and size > wanted.max_bytes:
                     return found
                 found.append(record)

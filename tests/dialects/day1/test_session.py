@@ -55,6 +55,21 @@ def test_the_largest_frame_is_taken(peer: RawPeer, topic: str) -> None:
     assert peer.ask(fetch(topic, 0, 0, 2**32 - 1)) == items((0, b"", value))
 
 
+@pytest.mark.parametrize("short", ["s", "sh", "sho", "shor", "short"])
+def test_what_is_taken_can_be_given_back_however_short_the_name(peer: RawPeer, short: str) -> None:
+    most = min(FRAME_BYTES_MAX - 18, FRAME_BYTES_MAX - (len(one(short, 0, b"")) - 4))
+    for size in range(most - 1, FRAME_BYTES_MAX - (len(one(short, 0, b"")) - 4) + 1):
+        value = b"v" * size
+        answer = peer.ask(one(short, 0, value))
+        if size > most:
+            text = f"append error: a record of {size} bytes; an answer holds {FRAME_BYTES_MAX - 18}"
+            assert answer == error(text)
+        else:
+            offset = size - (most - 1)
+            assert answer == base(offset)
+            assert peer.ask(fetch(short, 0, offset, 2**32 - 1)) == items((offset, b"", value))
+
+
 def test_a_peer_that_leaves_within_a_frame_is_no_trouble(
     broker: Serving, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,5 +20,13 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 @pytest.fixture
+def durable_broker(tmp_path: Path) -> Iterator[Broker]:
+    """As it is shipped: nobody reads what is not flushed, and a produce is answered before."""
+    with Broker(tmp_path / "d", lambda engine: RustLogService(engine, DEFAULTS["rustlog"]), flush="acks") as broker:
+        broker.make_topic("orders", 2)
+        yield broker
+
+
+@pytest.fixture
 def peer(broker: Broker) -> Peer:
     return Peer(broker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.dialects.rustlog import json_form
 from tests.dialects.in_process import Broker
-from tests.dialects.rustlog.peer import FRAME_BYTES_MAX, Peer, frame, produce
+from tests.dialects.rustlog.peer import FRAME_BYTES_MAX, Peer, frame, offset_fetch, produce
 
 LOG_START_ERROR = "offset out of range: offset={}, log start offset={}"
 
@@ -194,10 +195,12 @@ def test_the_largest_record_that_fits_is_given_and_one_byte_more_is_an_error_tha
     peer: Peer, broker: Broker
 ) -> None:
     around = len(b'{"Fetch":{"records":[{"offset":0,"payload":[]}],"next_offset":1}}')
-    most = (FRAME_BYTES_MAX - around - 40) // 2  # two characters a byte, and room for long offsets
-    broker.append("orders", 0, b"\0" * most, b"\0" * (most + 40), b"x" * (FRAME_BYTES_MAX - 100))
-    answer = peer.ask(json_fetch(0, 2**32))
-    assert [len(row["payload"]) for row in answer["Fetch"]["records"]] == [most]
+    count, odd = divmod(FRAME_BYTES_MAX - around + 1, 2)  # two characters a byte, but no comma behind the last
+    fits = b"\n" * odd + b"\0" * (count - odd)
+    broker.append("orders", 0, fits, b"\n\n" + fits[2:], b"x" * (FRAME_BYTES_MAX - 100))
+    answer = peer.send(frame(json.dumps(json_fetch(0, 2**32)).encode()))
+    assert len(answer) == 4 + FRAME_BYTES_MAX
+    assert [bytes(row["payload"]) for row in json.loads(answer[4:])["Fetch"]["records"]] == [fits]
     for offset in (1, 2):
         message = text_of(peer.ask(json_fetch(offset, 2**32)))
         assert message.startswith(f"fetch failed: the record at offset {offset} has ")
@@ -213,6 +216,7 @@ def test_a_commit_is_overwritten_by_the_next_and_seen_by_the_binary_form(peer: P
     assert peer.ask(json_commit(1500)) == {"OffsetCommit": {"success": True}}
     assert peer.ask(json_commit(7)) == {"OffsetCommit": {"success": True}}
     assert peer.ask(json_offset()) == {"OffsetFetch": {"offset": 7}}
+    assert peer.send(offset_fetch("processor")) == frame(b"\x04" + b"\x01" + struct.pack(">Q", 7))
     assert peer.ask(json_offset(partition=1)) == {"OffsetFetch": {"offset": None}}
     assert peer.ask(json_offset(topic="nothing")) == {"OffsetFetch": {"offset": None}}
 
@@ -276,6 +280,38 @@ def test_unknown_fields_are_ignored_and_order_does_not_matter(peer: Peer) -> Non
     sent = b' "records" : [ [ 1 ] ], "extra": {"a": [1, 2]}, "partition": 0, "topic": "orders" '
     assert peer.ask(b'{ "Produce": {' + sent + b"} }") == produced(0)
     assert peer.ask(json_fetch(0, isolation="any")) == fetched({0: b"\x01"}, 1)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b'{"Produce":{"records":[[1]],"topic":"orders","partition":0,"x":[[2]]}}',
+        b'{"Produce":{"records":[[1] ],"topic":"orders","partition":0,"x":[[2]]}}',
+        b'{"Produce":{"records":[[1]],"x":[[]],"topic":"orders","partition":0}}',
+        b'{"Produce":{"topic":"nothing","records":[[1]],"topic":"orders","partition":0,"y":[[]]}}',
+    ],
+)
+def test_what_one_produce_says_holds_for_no_other(peer: Peer, first: bytes) -> None:
+    assert peer.ask(first) == produced(0)
+    assert peer.ask(first) == produced(1)
+    for lacking in (
+        b'{"Produce":{"records":[[5]]}}',
+        b'{"Produce":{"topic":"orders","records":[[5]]}}',
+        b'{"Produce":{"records":[[5]],"x":[[2]]}}',
+        b'{"Produce":{"records":[[5]],"partition":0}}',
+    ):
+        assert "missing required field" in text_of(peer.ask(lacking))
+    assert peer.ask(first) == produced(2)
+
+
+@pytest.mark.parametrize("second", [b'"Produce"', b'"\\u0050roduce"'])
+def test_the_same_name_twice_is_no_request(peer: Peer, second: bytes) -> None:
+    body = b'{"topic":"orders","partition":0,"records":[[1]]}'
+    answer = peer.ask(b'{"Produce":%b,%b:%b}' % (body, second, body))
+    assert text_of(answer).endswith("an object with the name of one request is expected")
+    assert peer.ask(json_fetch()) == fetched({}, 0)
+    named = b'{"Produce":{"topic":"orders","partition":0,"records":[[1]],"note":"\\"Produce\\" \\u0050"}}'
+    assert peer.ask(named) == produced(0)
 
 
 def test_json_and_binary_mix_on_one_connection_and_keep_their_order(peer: Peer) -> None:

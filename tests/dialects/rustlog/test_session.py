@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from tests.dialects.rustlog.peer import (
     offset_fetch,
     produce,
     produced,
+    text,
 )
 
 PING = frame(b"\xff")
@@ -337,3 +339,32 @@ def test_a_connection_that_closes_forgets_what_waited(broker: Broker) -> None:
     assert broker.engine.topic("fresh") is not None
     assert broker.engine.topic("gone") is None
     assert not waiting[1].done
+
+
+# ---- what was acknowledged and is not flushed yet ---------------------------------------------------------------------
+
+
+def test_who_reads_on_behind_his_own_record_is_not_sent_back(durable_broker: Broker) -> None:
+    peer = Peer(durable_broker)
+    for offset in range(20):
+        [answer] = peer.ask({"Produce": {"topic": "orders", "partition": 0, "records": [[1]]}})["Produce"]["offsets"]
+        assert answer == offset
+        at_end = {"Fetch": {"topic": "orders", "partition": 0, "offset": offset + 1, "max_bytes": 100}}
+        assert peer.ask(at_end) == {"Fetch": {"records": [], "next_offset": offset + 1}}
+        at_end["Fetch"]["offset"] = 1_000
+        assert peer.ask(at_end) == {"Fetch": {"records": [], "next_offset": offset + 1}}
+        assert peer.send(fetch(offset + 1)) == fetched([], offset + 1)
+
+
+def test_a_description_has_what_was_acknowledged_before(durable_broker: Broker) -> None:
+    peer = Peer(durable_broker)
+    for round_ in range(10):
+        answers = peer.send(
+            produce(b"a", b"b")
+            + frame(b"\x08" + text("orders") + struct.pack(">I", 0))
+            + frame(b"\x07" + text("orders"))
+        )
+        end = 2 * round_ + 2
+        described = frame(b"\x08" + text("orders") + struct.pack(">IQ", 0, end))
+        assert produced(end - 2, 2) + described in answers
+        assert answers.endswith(struct.pack(">IQIQ", 0, end, 1, 0))

@@ -50,6 +50,8 @@ _ONE = b"\x00\x01"
 _KEY_LENGTH_BYTES = 2
 _LENGTHS = struct.Struct(">HI")
 """Of key and value, when the key is empty."""
+_ANSWER_BYTES = FETCH_HEADER_BYTES + ITEM_OVERHEAD_BYTES
+"""What is around a record in the answer that gives it alone."""
 [_EMPTY_FETCH] = fetch_answer((), 0)
 
 
@@ -110,6 +112,8 @@ class Day1Session(HoldingSession):
             if stop > end:
                 return Fed(at, LENGTH_BYTES + size, requests)
             request = read_request(data[at + LENGTH_BYTES : stop])
+            if size > frame_bytes_max - _ANSWER_BYTES and type(request) is Produce:
+                request = _that_can_be_given_back(request, frame_bytes_max)
             if type(request) is Produce:
                 if run is None or run.topic != request.topic or run.partition != request.partition:
                     run = ProduceRun(request.topic, request.partition)
@@ -250,6 +254,17 @@ class Day1Session(HoldingSession):
 
     def closed(self) -> None:
         """What is held is still performed: the peer may have sent it and left."""
+
+
+def _that_can_be_given_back(request: Produce, frame_bytes_max: int) -> Produce | Malformed:
+    """A fetch answer has more around a record than a produce to a topic with a short name."""
+    room = frame_bytes_max - _ANSWER_BYTES
+    for key, value in zip(request.keys, request.values, strict=True):
+        size = len(key or b"") + len(value)
+        if size > room:
+            text = f"a record of {size} bytes; an answer holds {room}"
+            return Malformed(errors.produce_error(Fault.MESSAGE_TOO_LARGE, text))
+    return request
 
 
 def _answer_run(run: ProduceRun, result: RunAppended) -> bytes:

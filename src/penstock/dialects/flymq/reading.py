@@ -162,7 +162,11 @@ def start_of(service: FlyMQService, topic: str, partition: int) -> int:
 
 def end_of(service: FlyMQService, topic: str, partition: int) -> int:
     """Where the next committed record will be."""
-    return _place(service, topic, partition, LATEST)
+    found = service.engine.partition(topic, partition)
+    checked(Fault.UNKNOWN_TOPIC_OR_PARTITION if found is None else Fault.NONE)
+    assert found is not None
+    checked(Fault.STORAGE_ERROR if found.log is None else Fault.NONE)
+    return found.last_stable_offset
 
 
 def _place(service: FlyMQService, topic: str, partition: int, which: int) -> int:

@@ -13,6 +13,7 @@ Produces of one record are the hot path: `ProduceHead` knows the text that those
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from typing import Annotated
@@ -77,6 +78,8 @@ _decode_record = msgspec.json.Decoder(list[int]).decode
 _decode_records = msgspec.json.Decoder(list[list[int]]).decode
 _encode = msgspec.json.Encoder().encode
 
+_NAMES = tuple(b'"%b"' % field.encode_name.encode() for field in msgspec.structs.fields(Envelope))
+_ONE_NAME = "an object with the name of one request is expected"
 _RECORDS_NAME = b'"records"'
 _RECORDS = b'"records":[['
 
@@ -85,8 +88,11 @@ def read_request(payload: Bytes) -> ProduceBody | Fetch | OffsetCommit | OffsetF
     """A produce as it came, because the session puts it into a run, or the request. Raises ParseError."""
     try:
         envelope = _decode(payload)
+        repeats = _repeats_a_name(bytes(payload))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ParseError(str(error)) from None
+    if repeats:
+        raise ParseError(_ONE_NAME)
     produce, fetch, commit, offset_fetch = (
         envelope.produce,
         envelope.fetch,
@@ -103,7 +109,16 @@ def read_request(payload: Bytes) -> ProduceBody | Fetch | OffsetCommit | OffsetF
         return OffsetCommit(Form.JSON, commit.group_id, commit.topic, commit.partition, offset)
     if offset_fetch is not UNSET and produce is fetch is commit is UNSET:
         return OffsetFetch(Form.JSON, offset_fetch.group_id, offset_fetch.topic, offset_fetch.partition)
-    raise ParseError("an object with the name of one request is expected")
+    raise ParseError(_ONE_NAME)
+
+
+def _repeats_a_name(payload: bytes) -> bool:
+    """Whether the object has the name of its request twice, which msgspec takes for the last of the two. Looked at closely
+    only where the bytes could be such."""
+    if b"\\" not in payload and sum(map(payload.count, _NAMES)) <= 1:
+        return False
+    names: list[str] = json.loads(payload, object_pairs_hook=lambda pairs: [name for name, _ in pairs])
+    return len(names) > 1
 
 
 def records(body: ProduceBody, frame_bytes_max: int) -> list[Bytes]:
@@ -180,14 +195,14 @@ def _values_of(texts: list[bytes]) -> list[Bytes]:
 
 def head_of(payload: bytes, body: ProduceBody) -> ProduceHead | None:
     """What the next produce may have in common with this one, if it has one record and is written without detours."""
-    start = payload.find(_RECORDS)
-    stop = payload.rfind(b"]]")
-    if len(body.records) != 1 or start < 0 or stop < 0:
+    start = payload.find(_RECORDS) + len(_RECORDS)
+    stop = payload.find(b"]", start)
+    if len(body.records) != 1 or start < len(_RECORDS) or payload[stop : stop + 2] != b"]]":
         return None
     # The only place where records can be: a second one, or an escaped name, could hide the real one.
     if payload.count(_RECORDS_NAME) != 1 or b"\\" in payload:
         return None
-    return ProduceHead(payload[: start + len(_RECORDS)], payload[stop:], body.topic, body.partition)
+    return ProduceHead(payload[:start], payload[stop:], body.topic, body.partition)
 
 
 def _u64(name: str, value: int) -> int:
@@ -231,13 +246,14 @@ def produced_singles(base_offset: int, requests: int) -> bytes:
 _PRODUCED_ONE = b'{"Produce":{"offsets":[%d]}}'
 
 _FETCHED = b'{"Fetch":{"records":[%b],"next_offset":%d}}'
-_FETCHED_BYTES_MAX = len(_FETCHED) + 20
-"""An answer without records, the next offset having as many digits as it can."""
+_FETCHED_BYTES = len(_FETCHED % (b"", 0)) - 1
+"""Of an answer without records and without the digits of its next offset."""
 
 
 def fetched(records: Sequence[Record], next_offset: int, frame_bytes_max: int) -> bytes | None:
     """As many of the records as the frame holds, and where to go on; None when not even the first one fits."""
-    room = frame_bytes_max - _FETCHED_BYTES_MAX
+    # the next offset is at most the one that was found, and a comma is saved before the first record
+    room = frame_bytes_max - _FETCHED_BYTES - len(str(next_offset)) + 1
     parts: list[bytes] = []
     for offset, _, _, value, _ in records:
         value = value or b""
@@ -247,7 +263,8 @@ def fetched(records: Sequence[Record], next_offset: int, frame_bytes_max: int) -
         room -= len(part) + 1
         if room < 0 or not part:
             if not parts:
-                return None
+                # by itself it may save digits of the next offset
+                return None if next_offset == offset + 1 else fetched(records[:1], offset + 1, frame_bytes_max)
             next_offset = offset
             break
         parts.append(part)

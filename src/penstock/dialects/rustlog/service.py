@@ -40,7 +40,7 @@ from penstock.dialects.rustlog.requests import (
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import is_group_name, topic_name
 from penstock.model.listeners import ListenerSettings
-from penstock.model.pending import Pending, in_turn, when
+from penstock.model.pending import Pending, gather, in_turn, when
 from penstock.records.record import Record
 
 FETCH_RECORDS_MAX = 16_384
@@ -112,7 +112,7 @@ class RustLogService:
             records_max = max(1, min(records_max, max_bytes // RECORD_WEIGHT_BYTES))
         is_binary = request.form is not Form.JSON
         found = self.engine.read_records(
-            request.topic, request.partition, offset, records_max, max_bytes, large=is_binary
+            request.topic, request.partition, offset, records_max, max_bytes, large=is_binary, keys=False
         )
         if isinstance(found, Pending):
             return in_turn(found, partial(self._taken, request, offset, max_bytes))
@@ -126,13 +126,14 @@ class RustLogService:
             if found.fault is not Fault.OFFSET_OUT_OF_RANGE:
                 return Refusal(found.fault)
             if offset >= found.log_start_offset:
-                return Fetched((), found.high_watermark if is_json else offset)
+                return Fetched((), self._log_end(request) if is_json else offset)
             if is_json:
                 text = f"offset={offset}, log start offset={found.log_start_offset}"
                 return Refusal(Fault.OFFSET_OUT_OF_RANGE, text)
             return self._read(request, found.log_start_offset)
         if is_json:
-            return Fetched(found.records, found.next_offset)
+            # a record that is not flushed yet, or in a transaction, is before the end: nobody is sent back behind it
+            return Fetched(found.records, found.next_offset if found.records else max(offset, found.next_offset))
         return self._fitting(found, offset, max_bytes)
 
     def _fitting(self, found: RecordsRead, offset: int, max_bytes: int) -> Fetched | Refusal:
@@ -151,6 +152,10 @@ class RustLogService:
         if records:
             return Fetched(records, records[-1].offset + 1)
         return Fetched((), max(offset, found.next_offset))
+
+    def _log_end(self, request: Fetch) -> int:
+        found = self.engine.partition(request.topic, request.partition)
+        return 0 if found is None or found.log is None else found.log.log_end_offset
 
     def too_large(self, record: Record | LargeRecord) -> Refusal:
         size = 0 if record.value is None else len(record.value)
@@ -230,15 +235,16 @@ class RustLogService:
         """Names and partitions, sorted by name; the broker's own topics are not listed, though they can be read."""
         return [(topic.name, len(topic.partitions)) for topic in self.engine.topics() if not topic.internal]
 
-    def high_watermarks(self, topic: str) -> list[int] | None:
+    def high_watermarks(self, topic: str) -> list[int] | Pending[list[int]] | None:
         info = self.engine.topic(topic)
         if info is None:
             return None
-        return [self.high_watermark(topic, at.partition) or 0 for at in info.partitions]
+        return gather([self.high_watermark(topic, at.partition) or 0 for at in info.partitions])
 
-    def high_watermark(self, topic: str, partition: int) -> int | None:
+    def high_watermark(self, topic: str, partition: int) -> int | Pending[int] | None:
+        """With all that was acknowledged before it was asked for."""
         found = self.engine.partition(topic, partition)
-        return None if found is None else found.high_watermark
+        return None if found is None else found.once_readable(lambda: found.high_watermark)
 
     def metrics(self) -> str:
         """What this listener counts, under the original's names; of the others it has, nothing would be counted."""
