@@ -417,6 +417,9 @@ def test_with_acks_all_the_answer_waits_for_the_flush_and_a_consume_behind_it_to
         partition = broker.engine.partition("t", 0)
         assert partition is not None
         assert partition.high_watermark == 1
+        with broker.connect() as other:
+            assert other.ask(consume("t", 0, 0)) == ok(b"first")  # the broker has had time to answer
+        assert peer.is_silent()
         disk.release()
         assert [peer.read(), peer.read()] == [offset(1), ok(b"second")]
 
