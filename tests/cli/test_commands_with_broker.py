@@ -259,6 +259,14 @@ def test_bench_prints_rates_and_leaves_nothing_behind(cli: Run) -> None:
     assert "penstock-bench" not in cli("topics", "list").text
 
 
+def test_bench_with_records_that_the_broker_refuses_is_one_line_and_leaves_nothing_behind(cli: Run) -> None:
+    ended = cli("bench", "-n", "3", "--size", "2000000")
+    assert ended.code == 1
+    assert ended.err == "penstock: 3 of 3 records were not delivered: Message size too large\n"
+    assert "penstock-bench" not in cli("topics", "list").text
+    assert cli("produce", "any", "--timeout", "1e30").code == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_says_where_it_listens_and_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     with subprocess.Popen(

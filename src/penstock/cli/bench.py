@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 app = command_app()
 
 _STALLED_S = 30.0
+_SIZE_MAX = 1_000_000_000
+"""What the client library can send at all; what the broker takes is for it to say."""
 
 
 @app.command()
 def bench(
     records: Annotated[int, typer.Option("--records", "-n", min=1, help="How many.")] = 500_000,
-    size: Annotated[int, typer.Option(min=0, help="Bytes of a value.")] = 100,
+    size: Annotated[int, typer.Option(min=0, max=_SIZE_MAX, help="Bytes of a value.")] = 100,
     partitions: Annotated[int, typer.Option(min=1, help="Of the topic that is made for it.")] = 1,
     acks: Annotated[Acks, typer.Option(help="Who must have a record before it counts.")] = Acks.all,
     compression: Annotated[Compression, typer.Option(help="How batches are compressed.")] = Compression.none,
@@ -53,6 +55,7 @@ def bench(
         admin.create_topics([NewTopic(topic, partitions, -1)], operation_timeout=TIMEOUT_S)[topic].result()
     try:
         settings = {"acks": acks.value, "compression.type": compression.value, "linger.ms": 5}
+        settings["message.max.bytes"] = _SIZE_MAX
         written_s = _produce(client_config(bootstrap, **settings), topic, records, os.urandom(size))
         read_s = _consume(client_config(bootstrap), topic, partitions, records)
     finally:
@@ -88,13 +91,14 @@ def _produce(config: dict[str, Any], topic: str, records: int, value: bytes) -> 
     # Only failures call back: a callback a record would cost more than the record.
     producer = Producer({**config, "delivery.report.only.error": True, "queue.buffering.max.messages": 1_000_000})
     began = time.perf_counter()
-    for _ in range(records):
-        while True:
-            try:
-                producer.produce(topic, value, on_delivery=delivered)
-                break
-            except BufferError:
-                producer.poll(0.05)
+    with failing_as("a record was not taken"):
+        for _ in range(records):
+            while True:
+                try:
+                    producer.produce(topic, value, on_delivery=delivered)
+                    break
+                except BufferError:
+                    producer.poll(0.05)
     left = producer.flush(_STALLED_S)
     seconds = time.perf_counter() - began
     if problems or left:

@@ -36,6 +36,8 @@ app = command_app()
 
 _LINES_BETWEEN_POLLS = 500
 _RECORD_BYTES_MAX = 1_000_000_000
+_TIMEOUT_S_MAX = 2_000_000
+"""Three weeks: the client library counts milliseconds in 32 bits."""
 """librdkafka's own bound; the topic's max.message.bytes is the one that counts."""
 
 
@@ -85,7 +87,10 @@ def produce(
     acks: Annotated[Acks, typer.Option(help="Who must have a record before it counts as delivered.")] = Acks.all,
     compression: Annotated[Compression, typer.Option(help="How batches are compressed.")] = Compression.none,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long to try to deliver a record.")
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=0.1, max=_TIMEOUT_S_MAX, help="How long to try to deliver a record."
+        ),
     ] = 30.0,
     dialect: DialectOption = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
