@@ -76,6 +76,11 @@ class Broker:
             assert time.monotonic() < deadline, "the condition never came"
             self._loop.run_until_complete(asyncio.sleep(0.0005))
 
+    def load_groups_again(self, after_s: float) -> None:
+        """As after a start: the coordinators answer when that time is over."""
+        for shard in self.engine.groups.shards.values():
+            shard.load(asyncio.sleep(after_s))
+
     # ------------------------------------------------------------------------------------------- what others did
 
     def make_topic(self, name: str, partitions: int = 1, configs: dict[str, str] | None = None) -> None:

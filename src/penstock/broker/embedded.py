@@ -48,7 +48,7 @@ from penstock.coordination.producers import ProducerTable
 from penstock.coordination.transaction_commands import TransactionSettings
 from penstock.model.errors import Fault
 from penstock.model.ids import INTERNAL_TOPICS, TopicPartition, is_internal
-from penstock.model.pending import Pending
+from penstock.model.pending import Pending, in_turn
 from penstock.records.builder import NewRecord
 from penstock.storage.data_directory import DataDirectory, Identity
 from penstock.storage.flusher import Flusher
@@ -387,6 +387,15 @@ class EmbeddedEngine:
         if self._producer_ids.exhausted:
             end = await self._loop.run_in_executor(None, self._producer_ids.reserve)
             self._producer_ids.reserved(end)
+
+    def once_loaded(self, ask: Callable[[], Pending[Any] | Fault]) -> Pending[Any] | Fault:
+        """What a group's coordinator answers. Right after the start it is waited for, where a Kafka client would come again
+        and those of other dialects would take it for a failure."""
+        asked = ask()
+        if asked is not Fault.COORDINATOR_LOADING:
+            return asked
+        loading: Pending[Any] = self.spawn(self.groups.loaded(), lambda _: None)
+        return in_turn(loading, lambda _: ask())
 
     # ------------------------------------------------------------------------------------------------ topics
 

@@ -290,3 +290,12 @@ def test_a_bare_set_offset_closes_without_a_word(peer: Peer) -> None:
 
 def test_a_topic_name_outside_the_grammar_is_refused(peer: Peer) -> None:
     assert peer.send(b"SET_OFFSET ../x:g 1\n").startswith(b"-ERR topic name ")
+
+
+def test_who_polls_right_after_a_start_waits_until_the_groups_are_loaded(peer: Peer, broker: Broker) -> None:
+    broker.append("orders", 0, b"a", b"b", key=b"k")
+    assert peer.send(b"orders:g:0\nACK\n") == b"+MSG 0 1 0 k\na\n+OK\n"
+    broker.load_groups_again(0.2)
+    assert peer.send(b"orders:g:0\nACK\norders:g:0\n") == b"+MSG 1 1 0 k\nb\n+OK\n+EMPTY\n"
+    broker.load_groups_again(0.2)
+    assert peer.send(b"SET_OFFSET orders:g BEGIN\norders:g:0\n") == b"+OK\n+MSG 0 1 0 k\na\n"

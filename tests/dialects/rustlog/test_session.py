@@ -33,8 +33,13 @@ from tests.dialects.rustlog.peer import (
     text,
 )
 
+COMMITTED = frame(b"\x03\x01")
 PING = frame(b"\xff")
 JSON_PRODUCE = frame(b'{"Produce":{"topic":"orders","partition":0,"records":[[1,2,3]]}}')
+
+
+def offset_found(value: int) -> bytes:
+    return frame(b"\x04\x01" + struct.pack(">Q", value))
 
 
 # ---- frames and limits -------------------------------------------------------------------------------------------------
@@ -368,3 +373,14 @@ def test_a_description_has_what_was_acknowledged_before(durable_broker: Broker) 
         described = frame(b"\x08" + text("orders") + struct.pack(">IQ", 0, end))
         assert produced(end - 2, 2) + described in answers
         assert answers.endswith(struct.pack(">IQIQ", 0, end, 1, 0))
+
+
+def test_who_asks_right_after_a_start_waits_until_the_groups_are_loaded(peer: Peer, broker: Broker) -> None:
+    assert peer.send(commit("g", 7)) == COMMITTED
+    broker.load_groups_again(0.2)
+    answers = peer.send(offset_fetch("g") + commit("g", 8) + offset_fetch("g") + fetch(0, group="g"))
+    assert answers == offset_found(7) + COMMITTED + offset_found(8) + fetched([], 8)
+    broker.load_groups_again(0.2)
+    assert peer.ask({"OffsetFetch": {"topic": "orders", "partition": 0, "group_id": "g"}}) == {
+        "OffsetFetch": {"offset": 8}
+    }

@@ -127,7 +127,8 @@ class MiniKafkaService:
         wanted = tuple(range(count)) if request.partition == ALL_PARTITIONS else (request.partition,)
         if not all(0 <= at < count for at in wanted) or not wanted:
             return None
-        asked: Any = self.engine.groups.ask(group, FetchOffsets(group, {topic: wanted}))
+        command = FetchOffsets(group, {topic: wanted})
+        asked: Any = self.engine.once_loaded(lambda: self.engine.groups.ask(group, command))
 
         def look(result: FetchResult | Fault) -> Found | Pending[Found]:
             if isinstance(result, Fault):
@@ -207,7 +208,8 @@ class MiniKafkaService:
 
     def _commit(self, group: str, offsets: list[OffsetToCommit]) -> Refusal | Pending[Refusal | None] | None:
         command = CommitOffsets(group, NO_MEMBER, None, NO_GENERATION, tuple(offsets))
-        asked: Any = self.engine.groups.commit(command, self.settings.acks)
+        groups, acks = self.engine.groups, self.settings.acks
+        asked: Any = self.engine.once_loaded(lambda: groups.commit(command, acks))
 
         def committed(result: CommitResult | Fault) -> Refusal | None:
             fault = result if isinstance(result, Fault) else result.fault

@@ -185,7 +185,8 @@ class RustLogService:
             return Refusal(error.fault, error.text)
         place = OffsetToCommit(topic, partition, offset, -1, "")
         command = CommitOffsets(group, NO_MEMBER, None, NO_GENERATION, (place,))
-        asked: Any = self.engine.groups.commit(command, self.settings.acks)
+        groups, acks = self.engine.groups, self.settings.acks
+        asked: Any = self.engine.once_loaded(lambda: groups.commit(command, acks))
 
         def committed(result: CommitResult | Fault) -> Refusal | None:
             fault = result if isinstance(result, Fault) else result.fault
@@ -202,7 +203,7 @@ class RustLogService:
         if not is_group_name(group):
             return Refusal(Fault.INVALID_GROUP_ID)
         command = FetchOffsets(group, {topic: (partition,)})
-        asked: Any = self.engine.groups.ask(group, command)
+        asked: Any = self.engine.once_loaded(lambda: self.engine.groups.ask(group, command))
 
         def offset_of(result: FetchResult | Fault) -> int | Refusal | None:
             if isinstance(result, Fault):
