@@ -14,7 +14,7 @@ from typing import Self
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from penstock.client.flymq import FlyMQClient, FlyMQError, Group, Record
+from penstock.client.flymq import FlyMQClient, FlyMQError, Group, PoolExhausted, Record
 from penstock.client.flymq_connection import address_of
 from penstock.client.stream import PIPELINE_BYTES_MAX
 from tests.dialects.flymq.broker import Broker, op, s
@@ -202,6 +202,15 @@ def coded(text: str) -> bytes:
 TOPICS = op(0x08, struct.pack(">I", 1) + s("t"))
 
 
+def placed(offset: int = 0) -> bytes:
+    return op(0x01, s("t") + struct.pack(">iQqii", 0, offset, 0, -1, 1))
+
+
+def value_of(payload: bytes) -> bytes:
+    """Of a produce to "t" without a key."""
+    return payload[11:-4]
+
+
 def closed_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return "127.0.0.1:%d" % listening.getsockname()[1]
@@ -213,6 +222,25 @@ def test_the_next_server_is_asked_when_one_is_dead(broker: Broker) -> None:
         with FlyMQClient(servers) as client:
             client.produce("rotated", b"v")
             assert client.topics()
+
+
+@pytest.mark.parametrize("attempts_max", [1, 3])
+def test_every_server_is_asked_before_a_request_fails(broker: Broker, attempts_max: int) -> None:
+    servers = [*(closed_port() for _ in range(5)), f"127.0.0.1:{broker.port}"]
+    with FlyMQClient(servers, attempts_max=attempts_max) as client:
+        assert client.produce("last", b"v").topic == "last"
+    with FlyMQClient(servers, attempts_max=attempts_max) as client:
+        assert len(client.produce_many("last", [b"v"] * 2)) == 2
+    with FlyMQClient(servers[:-1], attempts_max=attempts_max) as client:
+        with pytest.raises(ConnectionError, match=f"no answer after {attempts_max + 4} attempts"):
+            client.produce("last", b"v")
+        with pytest.raises(ConnectionError, match=f"no answer after {attempts_max + 4} attempts"):
+            client.produce_many("last", [b"v"] * 2)
+
+
+def test_a_text_of_several_servers_may_have_blanks(broker: Broker) -> None:
+    with FlyMQClient(f" {closed_port()}, 127.0.0.1:{broker.port} , ", attempts_max=1) as client:
+        assert client.produce("blanks", b"v").offset == 0
 
 
 def test_the_next_server_is_asked_when_one_dies_in_between() -> None:
@@ -265,6 +293,122 @@ def test_the_leader_is_followed_and_kept(form: str) -> None:
             for _ in range(3):
                 assert client.topics() == ["t"]
         assert (len(follower.requests), len(leader.requests)) == (1, 3)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "[::]"])
+def test_a_leader_without_a_host_is_where_the_answer_came_from(host: str) -> None:
+    with Scripted(lambda *_: placed(7)) as leader:
+        port = leader.address.rpartition(":")[2]
+        with Scripted(lambda *_: coded(f"not leader: leader_addr={host}:{port}")) as follower:
+            named = follower.address.replace("127.0.0.1", "localhost")
+            with FlyMQClient(named) as client:
+                assert client.produce("t", b"v").offset == 7
+                assert client._servers.current == ("localhost", int(port))
+
+
+@pytest.mark.parametrize("leader", ["nobody:knows", "h:65536", "a..b:9092", "127.0.0.1:1"])
+def test_a_leader_that_cannot_be_reached_is_left_for_the_next_server(leader: str) -> None:
+    with (
+        Scripted(lambda *_: coded(f"not leader: leader_addr={leader}")) as misled,
+        Scripted(lambda *_: placed()) as good,
+    ):
+        with FlyMQClient([misled.address, good.address]) as client:
+            assert client.produce("t", b"v").offset == 0
+            assert len(client.produce_many("t", [b"v"] * 2)) == 2
+        assert (len(misled.requests), len(good.requests)) == (1, 3)
+
+
+def test_leaders_that_are_named_without_end_are_not_followed_without_end() -> None:
+    with contextlib.ExitStack() as stack:
+        leader = closed_port()
+        servers = []
+        for _ in range(8):
+            text = f"not leader: leader_addr={leader}"
+            servers.append(stack.enter_context(Scripted(lambda *_, text=text: coded(text))))
+            leader = servers[-1].address
+        client = stack.enter_context(FlyMQClient(leader))
+        with pytest.raises(FlyMQError, match="not leader"):
+            client.produce("t", b"v")
+        assert [len(server.requests) for server in reversed(servers)] == [1, 1, 1, 0, 0, 0, 0, 0]
+
+
+def test_many_follow_the_leader() -> None:
+    with Scripted(lambda *_: placed(3)) as leader:
+        follower = Scripted(lambda *_: coded(f"not leader: leader_addr={leader.address}"))
+        with follower, FlyMQClient(follower.address) as client:
+            assert [row.offset for row in client.produce_many("t", [b"v"] * 5)] == [3] * 5
+            client.produce_many("t", [b"v"] * 5)
+        assert (len(follower.requests), len(leader.requests)) == (5, 10)
+
+
+def test_many_records_each_find_the_leader_of_their_partition() -> None:
+    """More leaders than attempts, each of them known to the one before."""
+    seen: dict[bytes, list[bytes]] = {}
+
+    def serves(own: bytes, text: str) -> Callable[[int, bytes], bytes]:
+        def reply(_: int, payload: bytes) -> bytes:
+            value = value_of(payload)
+            if value != own:
+                return coded(text)
+            seen.setdefault(own, []).append(value)
+            return placed(int(own))
+
+        return reply
+
+    with contextlib.ExitStack() as stack:
+        address = closed_port()
+        for own in (b"4", b"3", b"2", b"1", b"0"):
+            text = f"not partition leader: partition=9 leader_addr={address}"
+            address = stack.enter_context(Scripted(serves(own, text))).address
+        client = stack.enter_context(FlyMQClient(address))
+        rows = client.produce_many("t", [b"%d" % (at % 5) for at in range(20)])
+    assert [row.offset for row in rows] == [0, 1, 2, 3, 4] * 4
+    assert seen == {b"%d" % own: [b"%d" % own] * 4 for own in range(5)}
+
+
+def test_of_many_only_what_has_no_answer_is_sent_again() -> None:
+    answered: list[bytes] = []
+    again: list[bytes] = []
+
+    def dies_after_three(_: int, payload: bytes) -> bytes | None:
+        if len(answered) == 3:
+            return None
+        answered.append(value_of(payload))
+        return placed(len(answered))
+
+    def takes_all(_: int, payload: bytes) -> bytes:
+        again.append(value_of(payload))
+        return placed(10 + len(again))
+
+    values = [b"%d" % at for at in range(6)]
+    with Scripted(dies_after_three) as dying, Scripted(takes_all) as other:
+        client = FlyMQClient([dying.address, other.address])
+        assert [row.offset for row in client.produce_many("t", values)] == [1, 2, 3, 11, 12, 13]
+        client.close()
+    assert (answered, again) == (values[:3], values[3:])
+
+
+def test_of_many_nothing_is_sent_again_once_a_server_refused_one() -> None:
+    replies = iter([placed(), coded("record too large")])
+    with Scripted(lambda *_: next(replies, None)) as dying, Scripted(lambda *_: placed()) as other:
+        client = FlyMQClient([dying.address, other.address])
+        with pytest.raises(FlyMQError, match="record too large"):
+            client.produce_many("t", [b"v"] * 5)
+        assert other.requests == []
+        assert len(client.produce_many("t", [b"v"])) == 1
+        assert dying.connections == 2, "a connection with answers to come was used again"
+        client.close()
+
+
+def test_a_refusal_counts_more_than_a_leader_elsewhere() -> None:
+    with Scripted(lambda *_: placed()) as leader:
+        replies = iter([coded(f"not leader: leader_addr={leader.address}"), coded("record too large")])
+        with Scripted(lambda *_: next(replies)) as refusing:
+            client = FlyMQClient(refusing.address)
+            with pytest.raises(FlyMQError, match="record too large"):
+                client.produce_many("t", [b"v"] * 2)
+            client.close()
+        assert leader.requests == []
 
 
 def test_without_a_leader_the_next_server_is_asked() -> None:
@@ -333,23 +477,29 @@ def test_threads_share_no_more_connections_than_allowed() -> None:
         assert (server.connections, len(server.requests)) == (3, 10)
 
 
-def test_who_gets_no_connection_in_time_is_told() -> None:
+def test_who_gets_no_connection_in_time_is_told_and_stays_with_the_server() -> None:
     going = threading.Event()
 
-    def reply(*_: object) -> bytes:
+    def reply(opcode: int, _: bytes) -> bytes:
         going.wait(30)
-        return TOPICS
+        return TOPICS if opcode == 0x08 else placed()
 
-    with Scripted(reply) as server:
-        client = FlyMQClient(server.address, connections_max=1, attempts_max=1)
+    with Scripted(reply) as server, Scripted(lambda *_: placed()) as other:
+        client = FlyMQClient([server.address, other.address], connections_max=1)
         holder = threading.Thread(target=client.topics)
         holder.start()
-        until(lambda: server.requests)
-        client._servers._pools[address_of(server.address, 0)]._timeout_s = 0.05
-        with pytest.raises(ConnectionError, match="no connection came back"):
-            client.topics()
-        going.set()
-        holder.join(30)
+        try:
+            until(lambda: server.requests)
+            client._servers._pools[address_of(server.address, 0)]._timeout_s = 0.05
+            with pytest.raises(PoolExhausted, match=r"within 0.05 s: all 1 are in use \(connections_max\)"):
+                client.produce("t", b"v")
+            with pytest.raises(PoolExhausted):
+                client.produce_many("t", [b"v"])
+        finally:
+            going.set()
+            holder.join(30)
+        assert client.produce("t", b"v").offset == 0
+        assert (server.connections, other.connections) == (1, 0)
         client.close()
 
 
@@ -367,6 +517,41 @@ def test_a_closed_client_is_of_no_use(broker: Broker) -> None:
     before = broker.call(lambda: len(connections))
     client.close()
     broker.until(lambda: len(connections) == before - 1)
+    asks: list[Callable[[], object]] = [client.topics, lambda: client.produce("t", b"v")]
+    for ask in (*asks, lambda: client.produce_many("t", [b"v"]), client.begin):
+        with pytest.raises(RuntimeError, match="the FlyMQ client is closed"):
+            ask()
+    client.close()
+    assert broker.call(lambda: len(connections)) == before - 1
+
+
+def test_who_waits_for_a_connection_when_the_client_is_closed_is_told() -> None:
+    going = threading.Event()
+
+    def reply(*_: object) -> bytes:
+        going.wait(30)
+        return TOPICS
+
+    told: list[Exception] = []
+    with Scripted(reply) as server:
+        client = FlyMQClient(server.address, connections_max=1)
+        holder = threading.Thread(target=client.topics)
+        holder.start()
+        until(lambda: server.requests)
+
+        def wait() -> None:
+            try:
+                client.topics()
+            except RuntimeError as error:
+                told.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        client.close()
+        waiting.join(30)
+        going.set()
+        holder.join(30)
+    assert [str(error) for error in told] == ["the FlyMQ client is closed"]
 
 
 @pytest.mark.parametrize(
@@ -377,10 +562,18 @@ def test_a_closed_client_is_of_no_use(broker: Broker) -> None:
         ("[::1]:5", ("::1", 5)),
         ("[::1]", ("::1", 9)),
         ("::1", ("::1", 9)),
+        (" host:1 ", ("host", 1)),
+        (":5", ("", 5)),
     ],
 )
 def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert address_of(text, 9) == address
+
+
+@pytest.mark.parametrize("text", ["host:", "host:x", "host:-1", "host:65536"])
+def test_an_address_without_a_port_after_its_colon_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not HOST:PORT"):
+        FlyMQClient(text)
 
 
 def test_what_does_not_fit_is_refused_before_it_is_sent() -> None:

@@ -1,8 +1,8 @@
 """A small synchronous FlyMQ client: opcode frames to one of several servers, from any number of threads.
 
 It speaks to this broker or to FlyMQ itself and raises `FlyMQError` for every error that a server answers. When a server
-dies the next one is asked; a failure of all is an OSError. With a key, values are encrypted before they leave and decrypted
-when they come back.
+dies the next one is asked; a failure of all is a ConnectionError. When all connections are in use for too long it is
+`PoolExhausted`. With a key, values are encrypted before they leave and decrypted when they come back.
 """
 
 from __future__ import annotations
@@ -12,11 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
-from penstock.client.flymq_connection import PAYLOAD_BYTES_MAX, Connection, FlyMQError, Servers, address_of, frame
+from penstock.client.flymq_connection import (
+    PAYLOAD_BYTES_MAX,
+    Connection,
+    FlyMQError,
+    NotLeader,
+    PoolExhausted,
+    Servers,
+    address_of,
+    frame,
+)
 from penstock.client.flymq_encryption import Encryption
 from penstock.client.stream import windows
 
-__all__ = ["FlyMQClient", "FlyMQError", "Group", "Record", "RecordMetadata", "Transaction"]
+__all__ = ["FlyMQClient", "FlyMQError", "Group", "PoolExhausted", "Record", "RecordMetadata", "Transaction"]
 
 T = TypeVar("T")
 
@@ -70,7 +79,9 @@ class PartitionMetadata(NamedTuple):
 
 
 class FlyMQClient:
-    """`servers` are `HOST:PORT` texts. Connections are made when they are needed; `with` closes them."""
+    """`servers` are `HOST:PORT` texts, or one text with commas. Connections are made when they are needed, at most
+    `connections_max` to a server; `with` closes them. A request that no server answers is tried at each of them, and
+    `attempts_max - 1` times more."""
 
     def __init__(
         self,
@@ -82,7 +93,7 @@ class FlyMQClient:
         encryption_key: bytes | str | None = None,
     ) -> None:
         named = [servers] if isinstance(servers, str) else servers
-        addresses = [address_of(text, PORT) for server in named for text in server.split(",")]
+        addresses = [address_of(text, PORT) for server in named for text in server.split(",") if text.strip()]
         self._encryption = None if encryption_key is None else Encryption(encryption_key)
         self._servers = Servers(
             addresses, connections_max=connections_max, attempts_max=attempts_max, timeout_s=timeout_s
@@ -91,21 +102,43 @@ class FlyMQClient:
     # ------------------------------------------------------------------------------------------------ records
 
     def produce(self, topic: str, value: bytes, key: bytes = b"", partition: int = ANY_PARTITION) -> RecordMetadata:
+        """Append one. When the connection dies before the answer it is sent again, so it may be there twice."""
         return _record_metadata(self._servers.ask(PRODUCE, self._produce_payload(topic, value, key, partition)))
 
     def produce_many(
         self, topic: str, values: Sequence[bytes], keys: Sequence[bytes] | None = None, partition: int = ANY_PARTITION
     ) -> list[RecordMetadata]:
-        """Append many on one connection without waiting for each. Nothing is tried again; at an error the records behind
-        it may be there or not."""
+        """Append many without waiting for each.
+
+        As with `produce`, those whose answers had not come when a connection died are sent again, so they may be there
+        twice; what was acknowledged is never sent again. When a server answers an error, nothing is sent after it, and
+        the records without an answer may be there or not.
+        """
         rows = zip(values, keys or [b""] * len(values), strict=True)
         frames = [frame(PRODUCE, self._produce_payload(topic, value, key, partition)) for value, key in rows]
         placed: list[RecordMetadata] = []
-        with self._servers.connection(self._servers.current) as connection:
-            for window in windows(frames):
-                connection.send(b"".join(window))
-                placed += _answers(connection, len(window))
+        for window in windows(frames):
+            placed += map(_record_metadata, self._answers(window))
         return placed
+
+    def _answers(self, window: Sequence[bytes]) -> list[bytes]:
+        """To the produces of a window that is sent at once, in their order."""
+        answers: dict[int, bytes] = {}
+
+        def exchange(connection: Connection) -> None:
+            missing = [at for at in range(len(window)) if at not in answers]
+            connection.send(b"".join(window[at] for at in missing), len(missing))
+            _read_answers(connection, missing, answers)
+
+        while len(answers) < len(window):
+            before = len(answers)
+            try:
+                self._servers.use(exchange)
+            except (NotLeader, ConnectionError):
+                # Each partition may have a leader of its own: as long as some records find theirs, it goes on.
+                if len(answers) == before:
+                    raise
+        return [answers[at] for at in range(len(window))]
 
     def consume(self, topic: str, partition: int, offset: int) -> Record:
         """The record at `offset`; FlyMQError "EOF" at the end of the log."""
@@ -318,15 +351,22 @@ def _place(topic: str, group: str, partition: int) -> bytes:
     return _string(topic) + _string(group) + _I32.pack(partition)
 
 
-def _answers(connection: Connection, count: int) -> list[RecordMetadata]:
-    """All of a window, so that the connection stays of use; the first error when there was one."""
-    placed = []
-    failure: FlyMQError | None = None
-    for _ in range(count):
-        try:
-            placed.append(_record_metadata(connection.answer(PRODUCE)))
-        except FlyMQError as error:
-            failure = failure or error
+def _read_answers(connection: Connection, places: Sequence[int], answers: dict[int, bytes]) -> None:
+    """Into `answers` by place. All are read, so that the connection stays of use; then the first error is raised. One that
+    says that another server leads comes last: nothing may be sent again once a server refused a record."""
+    refused: FlyMQError | None = None
+    elsewhere: NotLeader | None = None
+    try:
+        for place in places:
+            try:
+                answers[place] = connection.answer(PRODUCE)
+            except NotLeader as error:
+                elsewhere = elsewhere or error
+            except FlyMQError as error:
+                refused = refused or error
+    except OSError:
+        if refused is None:
+            raise
+    failure = refused or elsewhere
     if failure is not None:
         raise failure
-    return placed

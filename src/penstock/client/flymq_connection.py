@@ -2,7 +2,8 @@
 
 A request goes to one server until it dies or names another as the leader. A connection that failed is thrown away with all
 idle ones to the same server, since they are likely to be dead too. What the server answers is an answer: it is never tried
-again, except where it says that another server leads.
+again, except where it says that another server leads. A server whose connections are all in use is not dead: who gets none
+in time is told so.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import re
 import struct
 import threading
-import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from penstock.client.stream import StreamClient
 
@@ -29,7 +30,12 @@ _CODE_AND_LENGTH = struct.Struct(">iH")
 _LEADER = re.compile(r"not (?:partition )?leader\b.*\bleader_addr=(\S+)")
 _NOT_LEADER = re.compile(r"not (?:partition )?leader\b")
 
+_CLOSED = "the FlyMQ client is closed"
+_NO_HOST = ("", "0.0.0.0", "::")
+"""What a server that listens on all its addresses may call itself; FlyMQ listens on :9092 unless told."""
+
 Address = tuple[str, int]
+T = TypeVar("T")
 
 
 class FlyMQError(Exception):
@@ -41,11 +47,22 @@ class FlyMQError(Exception):
         super().__init__(text)
 
 
+class NotLeader(FlyMQError):
+    """The server did nothing, since another one leads."""
+
+
+class PoolExhausted(TimeoutError):
+    """Every connection that the client may have to a server was in use for too long. The server is not to blame."""
+
+
 def address_of(text: str, port: int) -> Address:
-    """`HOST:PORT`, `[V6]:PORT` or a bare host."""
+    """`HOST:PORT`, `[V6]:PORT` or a bare host. Raises ValueError when the port is none."""
+    text = text.strip()
     host, colon, number = text.rpartition(":")
     if not colon or "]" in number or (":" in host and not host.startswith("[")):
         return text.strip("[]"), port
+    if not number.isascii() or not number.isdigit() or int(number) > 65_535:
+        raise ValueError(f"{text!r} is not HOST:PORT")
     return host.strip("[]"), int(number)
 
 
@@ -53,10 +70,19 @@ class Connection(StreamClient):
     """One socket: requests in, answers out, in order."""
 
     def __init__(self, address: Address, timeout_s: float) -> None:
-        super().__init__(*address, timeout_s)
-        self.address = address
+        try:
+            super().__init__(*address, timeout_s)
+        except ValueError as error:  # of the resolver, about a name that no host can have
+            raise ConnectionError(f"{address[0]!r} is not a host: {error}") from None
+        self._unanswered = 0
 
-    def send(self, data: bytes) -> None:
+    @property
+    def is_answered(self) -> bool:
+        """Whether every request has its answer, so that the connection can be used again."""
+        return not self._unanswered
+
+    def send(self, data: bytes, requests: int = 1) -> None:
+        self._unanswered += requests
         self._send(data)
 
     def answer(self, opcode: int) -> bytes:
@@ -65,10 +91,11 @@ class Connection(StreamClient):
         if (magic, version) != (MAGIC, VERSION) or length > PAYLOAD_BYTES_MAX:
             raise ConnectionError("the server does not speak FlyMQ's opcode frames")
         payload = self._exactly(length)
+        if answered not in (ERROR, AUTH_ANSWER if opcode == AUTH else opcode):
+            raise ConnectionError(f"opcode {answered:#04x} answered {opcode:#04x}")
+        self._unanswered -= 1
         if answered == ERROR:
             raise _error(payload)
-        if answered != (AUTH_ANSWER if opcode == AUTH else opcode):
-            raise ConnectionError(f"opcode {answered:#04x} answered {opcode:#04x}")
         return payload
 
 
@@ -80,11 +107,25 @@ def frame(opcode: int, payload: bytes) -> bytes:
 
 def _error(payload: bytes) -> FlyMQError:
     """Coded, as this broker sends it; or the bare text of the original."""
+    code, said = 1, payload
     if len(payload) >= _CODE_AND_LENGTH.size:
-        code, length = _CODE_AND_LENGTH.unpack_from(payload)
+        number, length = _CODE_AND_LENGTH.unpack_from(payload)
         if length == len(payload) - _CODE_AND_LENGTH.size:
-            return FlyMQError(code, payload[_CODE_AND_LENGTH.size :].decode("utf-8", "replace"))
-    return FlyMQError(1, payload.decode("utf-8", "replace"))
+            code, said = number, payload[_CODE_AND_LENGTH.size :]
+    text = said.decode("utf-8", "replace")
+    return NotLeader(code, text) if _NOT_LEADER.match(text) else FlyMQError(code, text)
+
+
+def _leader(text: str, asked: Address) -> Address | None:
+    """Whom an error names. Without a host it is the one that was asked, at another port."""
+    named = _LEADER.match(text)
+    if named is None:
+        return None
+    try:
+        host, port = address_of(named[1], asked[1])
+    except ValueError:
+        return None
+    return asked[0] if host in _NO_HOST else host, port
 
 
 class Pool:
@@ -92,20 +133,22 @@ class Pool:
 
     def __init__(self, address: Address, connections_max: int, timeout_s: float) -> None:
         self._address = address
-        self._room = connections_max
+        self._room = self._connections_max = connections_max
         self._timeout_s = timeout_s
         self._idle: deque[Connection] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
     def take(self) -> Connection:
-        deadline = time.monotonic() + self._timeout_s
         with self._changed:
-            while not self._idle and not self._room:
-                if self._closed or not self._changed.wait(deadline - time.monotonic()):
-                    raise TimeoutError(f"no connection came back within {self._timeout_s} s")
+            if not self._changed.wait_for(lambda: self._closed or self._idle or self._room, self._timeout_s):
+                host, port = self._address
+                raise PoolExhausted(
+                    f"no connection to {host}:{port} came back within {self._timeout_s} s: all {self._connections_max} "
+                    "are in use (connections_max)"
+                )
             if self._closed:
-                raise ConnectionError("the client is closed")
+                raise RuntimeError(_CLOSED)
             if self._idle:
                 return self._idle.pop()
             self._room -= 1
@@ -157,82 +200,104 @@ class Servers:
         if connections_max < 1 or attempts_max < 1:
             raise ValueError("at least one connection and one attempt")
         self._addresses = list(dict.fromkeys(addresses))
-        self._current = 0
+        self._current = self._addresses[0]
         self._connections_max = connections_max
         self._attempts_max = attempts_max
         self._timeout_s = timeout_s
         self._pools: dict[Address, Pool] = {}
+        self._closed = False
         self._lock = threading.Lock()
 
     @property
     def current(self) -> Address:
         with self._lock:
-            return self._addresses[self._current]
+            return self._current
 
     def ask(self, opcode: int, payload: bytes) -> bytes:
-        """The answer of whichever server can give it. Connection failures are tried again elsewhere, so a request may
-        reach a server twice; what a server answers is never tried again."""
+        """The answer of whichever server can give it."""
         data = frame(opcode, payload)
+
+        def exchange(connection: Connection) -> bytes:
+            connection.send(data)
+            return connection.answer(opcode)
+
+        return self.use(exchange)
+
+    def use(self, exchange: Callable[[Connection], T]) -> T:
+        """What `exchange` makes of a connection to whichever server can serve it.
+
+        When the connection fails, or the server says that another one leads, it is called again with the next: once for
+        each known server, and `attempts_max - 1` times more. So a server may be told the same thing twice. What a server
+        answers else is never tried again.
+        """
+        asked: list[Address] = []
         failure: Exception | None = None
-        for _ in range(self._attempts_max):
-            address = self.current
+        with self._lock:
+            attempts_max = self._attempts_max + len(self._addresses) - 1
+        for _ in range(attempts_max):
+            address = self._next(asked)
+            asked.append(address)
             try:
                 with self.connection(address) as connection:
-                    connection.send(data)
-                    return connection.answer(opcode)
-            except FlyMQError as error:
-                if _NOT_LEADER.match(error.text) is None:
-                    raise
+                    return exchange(connection)
+            except NotLeader as error:
                 failure = error
                 self._follow(error.text, address)
+            except PoolExhausted:
+                raise
             except OSError as error:
                 failure = error
-        if isinstance(failure, FlyMQError):
+                self._rotate(address)
+        if isinstance(failure, NotLeader):
             raise failure
-        raise ConnectionError(f"no answer after {self._attempts_max} attempts, the last: {failure}") from failure
+        raise ConnectionError(f"no answer after {attempts_max} attempts, the last: {failure}") from failure
 
     @contextmanager
     def connection(self, address: Address) -> Iterator[Connection]:
-        """A connection for a while. One on which anything but an answered error went wrong is thrown away, and when the
-        server is to blame the next one is used from then on."""
+        """A connection for a while. One that is left with an answer to come is thrown away."""
         with self._lock:
+            if self._closed:
+                raise RuntimeError(_CLOSED)
             pool = self._pools.get(address)
             if pool is None:
                 pool = self._pools[address] = Pool(address, self._connections_max, self._timeout_s)
+        connection = pool.take()
         try:
-            connection = pool.take()
-            try:
-                yield connection
-            except FlyMQError:
+            yield connection
+        finally:
+            if connection.is_answered:
                 pool.give(connection)
-                raise
-            except BaseException:
+            else:
                 pool.drop(connection)
-                raise
-            pool.give(connection)
-        except OSError:
-            self._rotate(address)
-            raise
+
+    def _next(self, asked: Sequence[Address]) -> Address:
+        """The server in use; if that was asked already, one that was not."""
+        with self._lock:
+            if self._current in asked:
+                others = (address for address in self._addresses if address not in asked)
+                self._current = next(others, self._current)
+            return self._current
 
     def _rotate(self, failed: Address) -> None:
         with self._lock:
-            if self._addresses[self._current] == failed:
-                self._current = (self._current + 1) % len(self._addresses)
+            if self._current == failed:
+                at = self._addresses.index(failed) + 1
+                self._current = self._addresses[at % len(self._addresses)]
 
     def _follow(self, text: str, asked: Address) -> None:
         """Go to the leader that an answer names; to the next server when it names none."""
-        named = _LEADER.match(text)
-        if named is None:
+        leader = _leader(text, asked)
+        if leader is None:
             self._rotate(asked)
             return
-        leader = address_of(named[1], asked[1])
         with self._lock:
             if leader not in self._addresses:
                 self._addresses.append(leader)
-            self._current = self._addresses.index(leader)
+            self._current = leader
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             pools, self._pools = list(self._pools.values()), {}
         for pool in pools:
             pool.close()
