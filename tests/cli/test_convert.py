@@ -20,7 +20,7 @@ FLUXGO_SHIPPED = """
 server:
   listen_address: ":9898"
   read_timeout: 60s
-  write_timeout: 1m30s
+  write_timeout: 60s
 log:
   data_dir: "./fluxgo-data/"
   max_segment_bytes: 33554432
@@ -62,7 +62,7 @@ def test_the_config_that_fluxgo_ships_is_taken_over_whole(penstock: Run, tmp_pat
                     "port": 9898,
                     "frame_deadline_ms": 60_000,
                     "idle_deadline_ms": 60_000,
-                    "write_deadline_ms": 90_000,
+                    "write_deadline_ms": 60_000,
                     "acks": "all",
                 }
             ]
@@ -73,7 +73,7 @@ def test_the_config_that_fluxgo_ships_is_taken_over_whole(penstock: Run, tmp_pat
     [listener] = loaded.listeners["fluxgo"]
     assert list(loaded.listeners) == ["fluxgo"]
     assert (listener.host, listener.port, listener.acks) == ("0.0.0.0", 9898, "all")
-    assert deadlines_of("fluxgo", listener, loaded) == Deadlines(60_000, 60_000, 90_000)
+    assert deadlines_of("fluxgo", listener, loaded) == Deadlines(60_000, 60_000, 60_000)
     assert loaded.net == Config().net
     assert "counterpart" not in ended.text + ended.err
 
@@ -119,7 +119,15 @@ def test_settings_without_a_counterpart_are_named_in_the_file_and_beside_it(pens
 
 @pytest.mark.parametrize(
     ("written", "ms"),
-    [("30s", 30_000), ("1m30s", 90_000), ("1.5h", 5_400_000), ("250ms", 250), ("1h0m0.5s", 3_600_500), ("1us", 1)],
+    [
+        ("30s", 30_000),
+        ("+30s", 30_000),
+        ("1m30s", 90_000),
+        ("1.5h", 5_400_000),
+        ("250ms", 250),
+        ("1h0m0.5s", 3_600_500),
+        ("1us", 1),
+    ],
 )
 def test_durations_are_read_as_go_reads_them(penstock: Run, tmp_path: Path, written: str, ms: int) -> None:
     config, _ = made(fluxgo(penstock, tmp_path, f"server: {{write_timeout: {written}}}"), tmp_path)
@@ -137,13 +145,30 @@ def test_each_timeout_goes_to_its_deadlines_and_to_no_other(penstock: Run, tmp_p
     ("text", "message"),
     [
         ("server: {read_timeout: 30}", "server.read_timeout = 30 is not a duration"),
-        ("server: {read_timeout: 30 s}", "server.read_timeout = '30 s' is not a duration"),
+        ("server: {read_timeout: 30000000000}", "server.read_timeout = 30000000000 is not a duration"),
+        ("server: {read_timeout: ++30s}", "is not a duration"),
+        ("server: {read_timeout: 9999999h}", 'server.read_timeout = "9999999h" is longer than a duration can be'),
+        ("server: {read_timeout: [30s]}", 'server.read_timeout = ["30s"] is not a duration'),
+        ("server: {listen_address: {host: h}}", 'server.listen_address = {"host":"h"} is not HOST:PORT'),
+        ("server: 5", "server is a section of settings, not one value"),
+        ("server: []", "server is a section of settings, not one value"),
+        (
+            "log: {max_log_bytes: 9223372036854775808}",
+            "log.max_log_bytes = 9223372036854775808 does not fit into 64 bits",
+        ),
+        ("log: {max_log_bytes: 0x" + "f" * 5_000 + "}", 'log.max_log_bytes = "a number of 20000 bits" does not fit'),
+        ('log: {data_dir: "a\\0b"}', 'log.data_dir = "a\\u0000b" cannot be taken over: data_dir must be a path'),
+        ("log: {data_dir: ~nobody-of-that-name/x}", "cannot be taken over: Could not determine home directory"),
+        ("when: 2020-13-01", "server.yaml: a value that cannot be read: month must be in 1..12"),
+        ("extra: &it [*it]", "server.yaml: it is nested too deeply, or contains itself"),
+        ("server: {read_timeout: 30 s}", 'server.read_timeout = "30 s" is not a duration'),
         ("server: {read_timeout: -1s}", "is not a duration"),
-        ("server: {listen_address: nowhere}", "server.listen_address = 'nowhere' is not HOST:PORT"),
+        ("server: {listen_address: nowhere}", 'server.listen_address = "nowhere" is not HOST:PORT'),
         ("server: {listen_address: 'h:70000'}", "is not HOST:PORT"),
+        ("server: {listen_address: 'h:" + "1" * 5_000 + "'}", "is not HOST:PORT"),
         ("log: {max_log_bytes: -1}", "log.max_log_bytes = -1 is not a number of 0 or more"),
         ("log: {max_segment_bytes: true}", "is not a number of 14 or more"),
-        ("log: {file_sync: 'yes please'}", "log.file_sync = 'yes please' is neither true nor false"),
+        ("log: {file_sync: 'yes please'}", 'log.file_sync = "yes please" is neither true nor false'),
         ("log: {data_dir: 7}", "log.data_dir = 7 is not a text"),
         ("[1, 2]", "a mapping of sections is expected"),
         ("a: b: c", "server.yaml: line 1"),
@@ -156,6 +181,12 @@ def test_a_config_that_makes_no_sense_is_one_line_and_exit_code_2(
     assert (ended.code, ended.text) == (2, "")
     assert message in ended.err
     assert ended.err.count("\n") == 1
+
+
+def test_a_section_with_nothing_in_it_says_nothing(penstock: Run, tmp_path: Path) -> None:
+    nothing = fluxgo(penstock, tmp_path, "{}")
+    for text in ("server: {}\nlog: {}", "server:\nlog:", "server: {read_timeout: null}"):
+        assert fluxgo(penstock, tmp_path, text) == nothing
 
 
 def test_an_ipv6_address_is_taken(penstock: Run, tmp_path: Path) -> None:
@@ -255,9 +286,23 @@ def test_everything_of_flymq_that_is_not_served_is_named(penstock: Run, tmp_path
     [
         ("{", "flymq.json"),
         ("[]", "a JSON object is expected"),
-        ('{"performance": {"acks": "most"}}', "performance.acks = 'most' is not one of all, leader, none"),
-        ('{"log_level": "loud"}', "log_level = 'loud' is not one of"),
+        ('{"performance": {"acks": "most"}}', 'performance.acks = "most" is not one of all, leader, none'),
+        ('{"log_level": "loud"}', 'log_level = "loud" is not one of'),
         ('{"partition": {"default_partitions": 0}}', "is not a number of 1 or more"),
+        ('{"partition": {"default_partitions": 10001}}', "partition.default_partitions = 10001 cannot be taken over: "),
+        ('{"performance": {"acks": ["all"]}}', 'performance.acks = ["all"] is not one of all, leader, none'),
+        ('{"performance": {"acks": {"a": 1}}}', 'performance.acks = {"a":1} is not one of all, leader, none'),
+        ('{"performance": {"zero_copy": {}}}', "performance.zero_copy = {} is neither true nor false"),
+        ('{"ttl": 5}', "ttl is a section of settings, not one value"),
+        ('{"auth": "hunter2"}', "auth is a section of settings, not one value"),
+        ('{"bind_addr": {"x": 1}}', 'bind_addr = {"x":1} is not HOST:PORT'),
+        ('{"advertise_addr": "h:0"}', 'advertise_addr = "h:0" cannot be taken over: '),
+        ('{"advertise_addr": 0}', "advertise_addr = 0 is not HOST:PORT"),
+        ('{"discovery": {"cluster_id": 5}}', "discovery.cluster_id = 5 is not a text"),
+        ('{"log_level": ["info"]}', 'log_level = ["info"] is not one of'),
+        ('{"retention_bytes": 9223372036854775808}', "retention_bytes = 9223372036854775808 does not fit into 64 bits"),
+        ('{"ttl": {"default_ttl": 1e3}}', "ttl.default_ttl = 1000.0 is not a number of 0 or more"),
+        ('{"x": ' + "[" * 100_000, "flymq.json: it is nested too deeply"),
     ],
 )
 def test_a_flymq_config_that_makes_no_sense_is_one_line_and_exit_code_2(
@@ -268,6 +313,80 @@ def test_a_flymq_config_that_makes_no_sense_is_one_line_and_exit_code_2(
     assert (ended.code, ended.text) == (2, "")
     assert message in ended.err
     assert ended.err.count("\n") == 1
+
+
+def test_a_ttl_longer_than_ours_can_be_is_said_aloud(penstock: Run, tmp_path: Path) -> None:
+    ended = flymq(penstock, tmp_path, {"ttl": {"default_ttl": 10**16}})
+    config, _ = made(ended, tmp_path)
+    assert config["topic_defaults"]["retention.ms"] == 2**63 - 1
+    assert "retention.ms is at most 9223372036854775807, not 10000000000000000000" in ended.err
+
+
+def test_secrets_are_named_and_not_repeated(penstock: Run, tmp_path: Path) -> None:
+    theirs = {
+        "auth": {"admin_password": "hunter2", "admin_username": "admin"},
+        "security": {"encryption_key": "hunter2", "tls_key_file": "/etc/key.pem", "tokens": {"a": "hunter2"}},
+        "users": [{"name": "ann", "apiToken": "hunter2"}],
+        "observability": {"tracing": {"endpoint": "https://ann:hunter2@traces:4317"}},
+    }
+    ended = flymq(penstock, tmp_path, theirs)
+    made(ended, tmp_path)
+    assert "hunter2" not in ended.text + ended.err
+    assert "#   auth.admin_password (not served here; its value is not repeated)" in ended.text.splitlines()
+    assert '#   auth.admin_username = "admin" (not served here)' in ended.text.splitlines()
+    assert '#   security.tls_key_file = "/etc/key.pem" (not served here)' in ended.text.splitlines()
+    assert "auth.admin_password, auth.admin_username, security.encryption_key" in ended.err
+
+
+# ---- what they write stays in its comment ------------------------------------------------------------------------------
+
+LINE_ENDS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
+
+
+@pytest.mark.parametrize("end", LINE_ENDS, ids=ascii)
+@pytest.mark.parametrize("dialect", BROKERS)
+def test_no_key_or_value_gets_out_of_its_comment(penstock: Run, tmp_path: Path, dialect: str, end: str) -> None:
+    evil = f"x{end}data_dir: /evil #"
+    theirs = {evil: 1, "made_up": {evil: {evil: evil}}, "list": [evil, {evil: evil}]}
+    (tmp_path / "file").write_text(json.dumps(theirs))  # which is YAML too
+    ended = penstock("config", "convert", "--from", dialect, "file")
+    config, _ = made(ended, tmp_path)
+    (tmp_path / "file").write_text("{}")
+    plain, _ = made(penstock("config", "convert", "--from", dialect, "file"), tmp_path)
+    assert config == plain
+    assert len(ended.text.splitlines()) == len([line for line in ended.text.split("\n") if line])
+    assert [line for line in ended.err.splitlines() if "evil" in line] == [ended.err.splitlines()[-1]]
+    [line] = [
+        line for line in ended.text.splitlines() if line.endswith(" = 1 (not a setting of %s)" % BROKERS[dialect].name)
+    ]
+    assert line.startswith('#   "x\\')
+
+
+def test_the_name_of_the_file_stays_in_its_comment(penstock: Run, tmp_path: Path) -> None:
+    (tmp_path / "a\ndata_dir: evil #").write_text("{}")
+    config, _ = made(penstock("config", "convert", "--from", "fluxgo", "a\ndata_dir: evil #"), tmp_path)
+    assert config["data_dir"] == "./fluxgo-data/"
+
+
+@pytest.mark.parametrize("data_dir", ["a\nb: c", "a\u2028b: c", "a\x85 #", "größe", "\U0001f600", "x\x1b[31m", "- {"])
+def test_a_value_that_is_taken_over_is_taken_over_as_it_is(penstock: Run, tmp_path: Path, data_dir: str) -> None:
+    ended = flymq(penstock, tmp_path, {"data_dir": data_dir})
+    config, loaded = made(ended, tmp_path)
+    assert (config["data_dir"], str(loaded.data_dir)) == (data_dir, data_dir)
+    assert ("größe" in ended.text) == (data_dir == "größe")
+
+
+def test_keys_that_are_not_theirs_are_named_whatever_their_value(penstock: Run, tmp_path: Path) -> None:
+    theirs = {"foo": None, "bar": {}, "peers": None, "security": {"tls_enabled": None}, "performance.acks": "none"}
+    ended = flymq(penstock, tmp_path, theirs)
+    config, _ = made(ended, tmp_path)
+    assert config["listeners"]["flymq"][0]["acks"] == "leader"
+    assert 'without a counterpart: foo, bar, peers, security.tls_enabled, "performance.acks"' in ended.err
+    assert "#   foo = null (not a setting of FlyMQ)" in ended.text
+    assert '#   "performance.acks" = "none" (not a setting of FlyMQ)' in ended.text
+    ended = fluxgo(penstock, tmp_path, "foo:\n1: {2020-01-01: x}\nnull: [{true: .nan}]")
+    made(ended, tmp_path)
+    assert 'without a counterpart: foo, 1."2020-01-01", null' in ended.err
 
 
 # ---- the command -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,336 @@
+"""The settings of FluxGo and FlyMQ, and the rule of each: where its value goes here, or why it goes nowhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.cli.convert_text import one_line
+from penstock.cli.failure import Misused
+from penstock.model.topic_config import LONG_MAX
+
+INT_MAX = 2**31 - 1
+_DURATION = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_UNIT_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ms": 1.0, "s": 1e3, "m": 60e3, "h": 3_600e3}
+_DURATION_MS_MAX = LONG_MAX // 1_000_000
+"""Go counts nanoseconds in 64 bits."""
+_PORT = re.compile(r"[0-9]{1,5}")
+_CLUSTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LOG_LEVELS = {"debug": "debug", "info": "info", "warn": "warning", "warning": "warning", "error": "error"}
+
+
+KeyPath = tuple[Any, ...]
+"""A setting's names from the outermost section on; in YAML they need not be texts."""
+
+
+class Unusable(ValueError):
+    """A value that cannot be taken over; the text goes on after "KEY = VALUE"."""
+
+
+class WithoutCounterpart(Exception):
+    """A value that means something there and nothing here; the text says why."""
+
+
+@dataclass(slots=True)
+class Result:
+    """Our config as it grows, and what to tell about the way there."""
+
+    dialect: str
+    config: dict[str, Any] = field(default_factory=dict)
+    listener: dict[str, Any] = field(default_factory=dict)
+    without_counterpart: list[tuple[KeyPath, Any, str]] = field(default_factory=list)
+    """Key, value, and why it has none."""
+    remarks: list[str] = field(default_factory=list)
+
+    def set(self, section: str, key: str, value: Any) -> None:
+        self.config.setdefault(section, {})[key] = value
+
+
+Rule = Callable[[Any, Result], None] | str
+"""What takes the value over, or why nothing does."""
+
+
+@dataclass(frozen=True)
+class Broker:
+    name: str
+    rules: Mapping[KeyPath, Rule]
+    """A rule for (section, "*") is that of every setting of the section that has none."""
+    defaults: Mapping[KeyPath, Any]
+    """What holds when the file does not say, where ours would be another. The address is first: a config is tried after
+    each setting, and without an address there is none."""
+    read: Callable[[Path], Mapping[Any, Any]]
+
+    def rule(self, path: KeyPath) -> Rule | None:
+        return self.rules.get(path) or self.rules.get((path[0], "*"))
+
+    def is_section(self, path: KeyPath) -> bool:
+        return any(known[:-1] == path for known in self.rules if len(known) > 1)
+
+
+def _by_path(dotted: Mapping[str, Any]) -> Mapping[KeyPath, Any]:
+    return {tuple(key.split(".")): value for key, value in dotted.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------- values
+
+
+def _integer(value: Any, lowest: int = 0) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+        raise Unusable(f"is not a number of {lowest} or more")
+    if value > LONG_MAX:
+        raise Unusable("does not fit into 64 bits")
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Unusable("is neither true nor false")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise Unusable("is not a text")
+    return value
+
+
+def _address(value: Any, default_host: str) -> tuple[str, int]:
+    """Go's form: [host]:port, and no host for all addresses."""
+    host, colon, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not colon or not _PORT.fullmatch(port) or int(port) > 65_535:
+        raise Unusable("is not HOST:PORT")
+    return host.removeprefix("[").removesuffix("]") or default_host, int(port)
+
+
+def _duration_ms(value: Any) -> int:
+    """Go's form: 30s, +30s, 1m30s, 1.5h, 250ms. A number without a unit is refused, as yaml.v3 refuses it."""
+    text = value.removeprefix("+") if isinstance(value, str) else ""
+    if text == "0":
+        return 0
+    parts = _DURATION.findall(text)
+    if not parts or "".join(parts) != text:
+        raise Unusable('is not a duration such as "30s" or "1m30s"')
+    total = 0.0
+    for part in parts:
+        unit = part.lstrip("0123456789.")
+        total += float(part.removesuffix(unit)) * _UNIT_MS[unit]
+    if total > _DURATION_MS_MAX:
+        raise Unusable("is longer than a duration can be")
+    return max(1, round(total)) if total else 0
+
+
+def _listen(value: Any, result: Result) -> None:
+    result.listener["host"], result.listener["port"] = _address(value, "0.0.0.0")
+
+
+def _data_dir(value: Any, result: Result) -> None:
+    result.config["data_dir"] = _text(value)
+    result.remarks.append("records that are in data_dir already are left alone and not read")
+
+
+def _segment_bytes(value: Any, result: Result) -> None:
+    size = _integer(value, 14)
+    if size > INT_MAX:
+        result.remarks.append(f"segment.bytes is at most {INT_MAX}, not {size}")
+    result.set("topic_defaults", "segment.bytes", min(size, INT_MAX))
+
+
+def _retention_bytes(value: Any, result: Result) -> None:
+    result.set("topic_defaults", "retention.bytes", _integer(value) or -1)
+
+
+# ----------------------------------------------------------------------------------------------------------- FluxGo
+
+
+def _read_timeout(value: Any, result: Result) -> None:
+    """FluxGo sets it before each frame: it is the time for a frame and the time between two frames."""
+    result.listener["frame_deadline_ms"] = result.listener["idle_deadline_ms"] = _deadline_ms(value)
+
+
+def _write_timeout(value: Any, result: Result) -> None:
+    result.listener["write_deadline_ms"] = _deadline_ms(value)
+
+
+def _deadline_ms(value: Any) -> int:
+    timeout_ms = _duration_ms(value)
+    if not timeout_ms:
+        raise WithoutCounterpart("there is always a deadline")
+    return timeout_ms
+
+
+def _file_sync(value: Any, result: Result) -> None:
+    if _boolean(value):
+        result.listener["acks"] = "all"
+        result.set("storage", "flush", "acks")
+    else:
+        result.listener["acks"] = "leader"
+        result.set("storage", "flush", "os")
+
+
+def _read_yaml(file: Path) -> Mapping[Any, Any]:
+    from penstock.server.config_file import read_yaml
+
+    try:
+        return read_yaml(file)
+    except (ValueError, LookupError, AttributeError) as error:  # PyYAML's, about a scalar such as 2020-13-01
+        raise Misused(f"file {file}: a value that cannot be read: {one_line(str(error))}") from None
+
+
+_FLUXGO = Broker(
+    "FluxGo",
+    _by_path(
+        {
+            "server.listen_address": _listen,
+            "server.read_timeout": _read_timeout,
+            "server.write_timeout": _write_timeout,
+            "log.data_dir": _data_dir,
+            "log.max_segment_bytes": _segment_bytes,
+            "log.max_log_bytes": _retention_bytes,
+            "log.file_sync": _file_sync,
+            "server.max_frame_bytes": "of FluxGo's second protocol; the first has 10 MiB, here too",
+        }
+    ),
+    _by_path(
+        {
+            "server.listen_address": "127.0.0.1:9898",
+            "server.read_timeout": "30s",
+            "server.write_timeout": "30s",
+            "log.data_dir": "./fluxgo-data/",
+            "log.max_segment_bytes": 16 * 1024 * 1024,
+            "log.max_log_bytes": 1024 * 1024 * 1024,
+            "log.file_sync": True,
+        }
+    ),
+    _read_yaml,
+)
+
+# ------------------------------------------------------------------------------------------------------------ FlyMQ
+
+
+def _advertise(value: Any, result: Result) -> None:
+    if value != "":
+        result.listener["advertised_host"], result.listener["advertised_port"] = _address(value, "127.0.0.1")
+
+
+def _log_level(value: Any, result: Result) -> None:
+    level = _LOG_LEVELS.get(value.lower()) if isinstance(value, str) else None
+    if level is None:
+        raise Unusable(f"is not one of {', '.join(_LOG_LEVELS)}")
+    result.set("log", "level", level)
+
+
+def _log_json(value: Any, result: Result) -> None:
+    result.set("log", "format", "json" if _boolean(value) else "text")
+
+
+def _acks(value: Any, result: Result) -> None:
+    flush = {"all": "acks", "leader": "interval", "none": "os"}.get(value) if isinstance(value, str) else None
+    if flush is None:
+        raise Unusable("is not one of all, leader, none")
+    result.listener["acks"] = value
+    result.set("storage", "flush", flush)
+
+
+def _sync_interval(value: Any, result: Result) -> None:
+    result.set("storage", "flush_interval_ms", _integer(value, 1))
+
+
+def _zero_copy(value: Any, result: Result) -> None:
+    result.set("net", "sendfile", _boolean(value))
+
+
+def _partitions(value: Any, result: Result) -> None:
+    result.listener["partitions"] = _integer(value, 1)
+
+
+def _default_ttl(value: Any, result: Result) -> None:
+    ttl_ms = _integer(value) * 1_000
+    if ttl_ms > LONG_MAX:
+        result.remarks.append(f"retention.ms is at most {LONG_MAX}, not {ttl_ms}")
+    result.set("topic_defaults", "retention.ms", min(ttl_ms, LONG_MAX) or -1)
+
+
+def _ttl_interval(value: Any, result: Result) -> None:
+    result.set("storage", "retention_check_interval_ms", _integer(value, 1) * 1_000)
+
+
+def _cluster_id(value: Any, result: Result) -> None:
+    if value == "":
+        return
+    if not _CLUSTER_ID.fullmatch(_text(value)):
+        raise WithoutCounterpart("ids are of letters, digits, - and _ here")
+    result.set("broker", "cluster_id", value)
+
+
+def _read_json(file: Path) -> Mapping[Any, Any]:
+    try:
+        content = msgspec.json.decode(file.read_bytes())
+    except OSError as error:
+        raise Misused(f"cannot read config file {file}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Misused(f"file {file}: {error}") from None
+    if not isinstance(content, dict):
+        raise Misused(f"file {file}: a JSON object is expected")
+    return content
+
+
+_ONE_BROKER = "there is one broker"
+_NOT_SERVED = "not served here"
+
+_FLYMQ = Broker(
+    "FlyMQ",
+    _by_path(
+        {
+            "bind_addr": _listen,
+            "advertise_addr": _advertise,
+            "data_dir": _data_dir,
+            "retention_bytes": _retention_bytes,
+            "segment_bytes": _segment_bytes,
+            "log_level": _log_level,
+            "log_json": _log_json,
+            "performance.acks": _acks,
+            "performance.sync_interval_ms": _sync_interval,
+            "performance.zero_copy": _zero_copy,
+            "performance.*": "the engine chooses by itself",
+            "partition.default_partitions": _partitions,
+            "partition.*": _ONE_BROKER,
+            "ttl.default_ttl": _default_ttl,
+            "ttl.cleanup_interval": _ttl_interval,
+            "discovery.cluster_id": _cluster_id,
+            "discovery.*": _ONE_BROKER,
+            "cluster_addr": _ONE_BROKER,
+            "advertise_cluster": _ONE_BROKER,
+            "peers": _ONE_BROKER,
+            "node_id": "a broker's id is a number here (broker.node_id)",
+            "transaction.enabled": "transactions are always there",
+            "transaction.timeout": "the timeout of FlyMQ's transactions is fixed",
+            "security.*": _NOT_SERVED,
+            "auth.*": _NOT_SERVED,
+            "schema.*": _NOT_SERVED,
+            "dlq.*": _NOT_SERVED,
+            "delayed.*": _NOT_SERVED,
+            "observability.*": _NOT_SERVED,
+            "grpc.*": _NOT_SERVED,
+            "ws.*": _NOT_SERVED,
+            "mqtt.*": _NOT_SERVED,
+            "audit.*": _NOT_SERVED,
+        }
+    ),
+    _by_path(
+        {
+            "bind_addr": ":9092",
+            "segment_bytes": 64 * 1024 * 1024,
+            "log_json": True,
+            "performance.acks": "leader",
+            "performance.sync_interval_ms": 5,
+        }
+    ),
+    _read_json,
+)
+
+BROKERS: Mapping[str, Broker] = {"fluxgo": _FLUXGO, "flymq": _FLYMQ}
