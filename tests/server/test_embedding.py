@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 import penstock
 from penstock import Broker
+from penstock.client.flymq import FlyMQClient
 from penstock.server.embedding import BrokerStartFailed
 from tests.clients.drivers import Confluent, Sent
 from tests.clients.test_producing import create
@@ -64,6 +65,19 @@ def test_a_restarted_broker_keeps_its_address_and_its_log() -> None:
         assert broker.bootstrap == address
         assert broker.pid != pid
         assert broker.log.count("partitions opened") == 2
+
+
+def test_a_dialect_may_have_several_addresses() -> None:
+    with Broker(listen=("flymq=127.0.0.1:0", "kafka=127.0.0.1:0", "flymq=127.0.0.1:0")) as broker:
+        first, second = addresses = broker.addresses_of("flymq")
+        assert first != second
+        assert broker.addresses == {"kafka": broker.bootstrap, "flymq": first}
+        assert (broker.addresses_of("kafka"), broker.addresses_of("rustlog")) == ([broker.bootstrap], [])
+        with FlyMQClient(first) as one, FlyMQClient(second) as other:
+            one.produce("t", b"v")
+            assert [record.value for record in other.records("t", 0)] == [b"v"]
+        broker.restart()
+        assert broker.addresses_of("flymq") == addresses
 
 
 def test_settings_are_config_keys() -> None:

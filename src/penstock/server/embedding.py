@@ -45,7 +45,9 @@ class Broker:
         descriptor, path = tempfile.mkstemp(prefix="penstock-", suffix=".log")
         os.close(descriptor)
         self._stderr_path = Path(path)
+        self._listening: list[tuple[str, str]] = []
         self.addresses: dict[str, str] = {}
+        """Where each dialect is served; the first of its addresses when there are several (`addresses_of`)."""
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -68,17 +70,17 @@ class Broker:
             self._forget(self._process)
             raise
         # A restarted broker keeps its ports, so that clients find it again.
-        self._listen = tuple(f"{dialect}={address}" for dialect, address in self.addresses.items())
+        self._listen = tuple(f"{dialect}={address}" for dialect, address in self._listening)
         return self
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         deadline = time.monotonic() + START_S_MAX
-        self.addresses = {}
+        self._listening = []
         seen = b""
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            while len(self.addresses) < len(self._listen):
+            while len(self._listening) < len(self._listen):
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     process.kill()
                     raise self._failed("it did not say that it listens")
@@ -92,7 +94,8 @@ class Broker:
                     word, _, rest = line.decode().partition(" ")
                     dialect, _, address = rest.partition(" ")
                     if word == "listening":
-                        self.addresses[dialect] = address
+                        self._listening.append((dialect, address))
+        self.addresses = {dialect: self.addresses_of(dialect)[0] for dialect, _ in self._listening}
 
     def _failed(self, what: str) -> BrokerStartFailed:
         return BrokerStartFailed(f"the broker did not start: {what}; it wrote:\n{self.log}")
@@ -157,6 +160,10 @@ class Broker:
     def bootstrap(self) -> str:
         """`host:port` for Kafka clients."""
         return self.addresses["kafka"]
+
+    def addresses_of(self, dialect: str) -> list[str]:
+        """Every `host:port` where a dialect is served, in the order of `listen`; none for one that is not."""
+        return [address for served, address in self._listening if served == dialect]
 
     @property
     def pid(self) -> int:
