@@ -186,6 +186,9 @@ def test_an_unknown_dialect_is_refused_with_those_served() -> None:
         ("? [a]\n: b", "line 1"),
         ("\tstorage: {}", "line 1"),
         ("a: !!python/object:os.system {}", "line 1"),
+        ("data_dir: ~nobody-is-called-so/data", "data_dir = '~nobody-is-called-so/data': Could not determine home"),
+        ("broker: {cluster_id: 2020-13-01}", "not valid YAML: month must be in 1..12"),
+        ("a: " + "[" * 5_000, "not valid YAML"),
     ],
 )
 def test_a_wrong_file_is_refused_with_one_line_that_names_the_place(tmp_path: Path, text: str, said: str) -> None:

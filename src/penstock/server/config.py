@@ -92,7 +92,7 @@ class _Found:
     """What has been found so far; each source overrides the one before."""
 
     def __init__(self) -> None:
-        self._data_dir: str | None = None
+        self._data_dir: Path | None = None
         self._values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         self._listeners: dict[str, tuple[Listener, ...]] = {}
         self._topic_defaults: dict[str, str] = {}
@@ -175,7 +175,10 @@ class _Found:
     def _set_data_dir(self, value: Any, origin: str) -> None:
         if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
             raise StartError(f"{origin}: data_dir must be a path, not {value!r}")
-        self._data_dir = str(value)
+        try:
+            self._data_dir = Path(str(value)).expanduser()
+        except RuntimeError as error:  # ~name, and nobody is called so
+            raise StartError(f"{origin}: data_dir = {str(value)!r}: {error}") from None
         self._origins["data_dir"] = origin
 
     def _set_listeners(self, dialect: Any, written: Any, origin: str) -> None:
@@ -210,7 +213,7 @@ class _Found:
         sections = {name: struct(**self._values[name]) for name, struct in SECTIONS.items()}
         order = {dialect: self._listeners[dialect] for dialect in DIALECTS if dialect in self._listeners}
         config = Config(
-            data_dir=Path(self._data_dir).expanduser() if self._data_dir is not None else Config().data_dir,
+            data_dir=self._data_dir or Config().data_dir,
             listeners=order or Config().listeners,
             topic_defaults=self._topic_defaults,
             origins=self._origins,

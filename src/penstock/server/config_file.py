@@ -36,6 +36,13 @@ def read_yaml(file: Path) -> dict[Any, Any]:
         content = yaml.load(text, _Loader)  # a SafeLoader
     except yaml.YAMLError as error:
         raise StartError(f"file {file}: {' '.join(_yaml_problem(error))}") from None
+    except (
+        ValueError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # of a date or tag that is none, or nesting
+        raise StartError(f"file {file}: not valid YAML: {str(error).splitlines()[0]}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
