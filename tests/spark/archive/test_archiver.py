@@ -439,3 +439,20 @@ def test_an_option_that_would_do_nothing_is_refused(
     ended = penstock("archive", "run", topic.name, "--to", str(tmp_path / "table"), "-b", topic.bootstrap, *options)
     assert (ended.code, ended.err) == (2, f"penstock: {text}\n")
     assert not (tmp_path / "table" / "_penstock" / "table.json").exists()
+
+
+@pytest.mark.parametrize("folder", ["la#ke", "la?ke", "la%20ke", "l a k é"])
+def test_a_path_that_is_no_url_is_taken_as_it_is_or_refused(
+    penstock: Run, topic: Topic, tmp_path: Path, format_: str, folder: str
+) -> None:
+    topic.fill(5)
+    place = tmp_path / "lake" / folder / "table"
+    arguments = ("--to", str(place), "--format", format_, "--engine", "local", "-b", topic.bootstrap)
+    ended = penstock("archive", "run", topic.name, *arguments)
+    if ended.code:
+        assert format_ != "parquet"
+        assert ended.err == f"penstock: {place}: no #, ? or % may be in the path of a {format_} table\n"
+        assert set(folder) & set("#?%")
+    else:
+        assert rows(place) == topic.rows()
+    assert [found.name for found in (tmp_path / "lake").iterdir()] == [folder]

@@ -23,6 +23,8 @@ from penstock.spark.archive.tasks import reader_of
 if TYPE_CHECKING:
     from penstock.spark.archive.tables import Table
 
+_OF_URLS = frozenset("#?%")
+
 
 def open_table(url: str) -> Table:
     """Raises ArchiveError when there is none."""
@@ -44,6 +46,9 @@ def make_table(place: Place, settings: TableSettings) -> Table:
 
 
 def table_at(place: Place, settings: TableSettings) -> Table:
+    if settings.format is not Format.PARQUET and "://" not in place.url and _OF_URLS & set(place.url):
+        # their libraries make URLs of paths, and would read and write elsewhere
+        raise ArchiveError(f"{place.url}: no #, ? or % may be in the path of a {settings.format.value} table")
     match settings.format:
         case Format.PARQUET:
             return ParquetTable(place, settings)
