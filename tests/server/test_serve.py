@@ -171,5 +171,9 @@ def test_a_damaged_file_of_the_data_directory_is_told_in_one_line(tmp_path: Path
         assert name in line
         assert "damaged" in line
         path.write_bytes(content)
+    (tmp_path / "data" / "topics").rename(tmp_path / "topics")
+    line = refused("--data-dir", str(tmp_path / "data"), "--listen", "kafka=127.0.0.1:0")
+    assert "topics is missing, but there are records (t-0, 1 in all): restore it from a backup" in line
+    (tmp_path / "topics").rename(tmp_path / "data" / "topics")
     with Broker(tmp_path / "data") as broker:
         assert [seen.value for seen in Confluent().read(broker.bootstrap, "t", 1)] == [b"v"]

@@ -50,7 +50,10 @@ class Topics:
         self._withdraw = withdraw
         self._reconfigure = reconfigure
         self._defaults = dict(settings.topic_defaults or {})
-        self._entries = catalogue.decode(directory.read_state(catalogue.FILE_NAME))
+        saved = directory.read_state(catalogue.FILE_NAME)
+        if saved is None:
+            directory.refuse_lost_catalogue(catalogue.FILE_NAME)
+        self._entries = catalogue.decode(saved)
         self._names_by_id = {entry.id.bytes: entry.name for entry in self._entries.values()}
         self._configs: dict[str, TopicConfig] = {}
         self._lock = asyncio.Lock()

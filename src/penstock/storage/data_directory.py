@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import itertools
 import logging
+import re
 import threading
 import uuid
 from collections.abc import Iterable
@@ -39,6 +40,7 @@ logger = logging.getLogger("penstock.storage")
 
 _TRASH = ".trash"
 _STRAY = ".stray"
+_PARTITION = re.compile(r".+-\d+")
 _FLUSH_THREADS = 8
 _FLUSHES_AT_ONCE = 64
 """Logs flushed together, each with at least one file open."""
@@ -248,13 +250,15 @@ class DataDirectory:
     def _clear_away(self, name: str) -> None:
         """What lies where a new log is to be: the rest of a creation that a crash broke off, or a log that the catalogue
         does not know, perhaps because the catalogue was lost. Its records are not thrown away for a new topic's sake."""
-        sizes = self.disk.sizes(self.path / name)
-        if not any(size for file, size in sizes.items() if file.endswith(".log")):
+        if not self._holds_records(name):
             self.trash(name)
             return
         kept = f"{name}.{uuid.uuid4().hex}{_STRAY}"
         self.disk.rename(self.path / name, self.path / kept)
         logger.warning("folder %s holds records of no topic of the catalogue; it is %s from now on", name, kept)
+
+    def _holds_records(self, name: str) -> bool:
+        return any(size for file, size in self.disk.sizes(self.path / name).items() if file.endswith(".log"))
 
     def sync(self) -> None:
         self.disk.sync_directory(self.path)
@@ -268,6 +272,15 @@ class DataDirectory:
         with self._trash_lock:
             for name in self.disk.names(self.path / _TRASH):
                 self.disk.remove_directory(self.path / _TRASH / name)
+
+    def refuse_lost_catalogue(self, name: str) -> None:
+        """There is no catalogue, so there can be no records: StartError if there are."""
+        found = [stray for stray in self.strays(()) if _PARTITION.fullmatch(stray) and self._holds_records(stray)]
+        if found:
+            raise StartError(
+                f"{self.path / name} is missing, but there are records ({found[0]}, {len(found)} in all): restore it from a "
+                "backup; the directory of another broker comes over with `penstock import`"
+            )
 
     def strays(self, known: Iterable[str]) -> list[str]:
         """Folders that look like partitions but that the catalogue does not know."""
