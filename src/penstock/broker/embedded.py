@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from penstock.broker import offsets, runs
@@ -24,6 +23,7 @@ from penstock.broker.engine import (
     Appended,
     Bytes,
     EpochEnd,
+    Isolation,
     NewTopic,
     OffsetFound,
     PartitionInfo,
@@ -48,7 +48,7 @@ from penstock.coordination.producers import ProducerTable
 from penstock.coordination.transaction_commands import TransactionSettings
 from penstock.model.errors import Fault
 from penstock.model.ids import INTERNAL_TOPICS, TopicPartition, is_internal
-from penstock.model.pending import Pending, in_turn
+from penstock.model.pending import Pending, in_turn, when
 from penstock.records.builder import NewRecord
 from penstock.storage.data_directory import DataDirectory, Identity
 from penstock.storage.flusher import Flusher
@@ -330,7 +330,8 @@ class EmbeddedEngine:
             return OffsetFound(fault)
         if timestamp == offsets.LATEST:
             # whoever was told that his record is written finds it below the end that he asks for next
-            return found.once_readable(partial(offsets.end_of, found, isolation))
+            end = found.end(committed=isolation == Isolation.READ_COMMITTED)
+            return when(end, lambda offset: OffsetFound(Fault.NONE, offset, -1, found.leader_epoch))
         place = offsets.place_of(found, found.log, timestamp)
         if place is not None:
             return place

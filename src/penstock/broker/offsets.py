@@ -39,13 +39,6 @@ def epoch_fault(partition: Partition, leader_epoch: int) -> Fault:
     return Fault.FENCED_LEADER_EPOCH if leader_epoch < partition.leader_epoch else Fault.UNKNOWN_LEADER_EPOCH
 
 
-def end_of(partition: Partition, isolation: int) -> OffsetFound:
-    """Where that reader's records end now."""
-    committed = isolation == Isolation.READ_COMMITTED
-    offset = partition.last_stable_offset if committed else partition.high_watermark
-    return OffsetFound(Fault.NONE, offset, -1, partition.leader_epoch)
-
-
 def place_of(partition: Partition, log: PartitionLog, special: int) -> OffsetFound | None:
     """The answer for a special timestamp that needs no look at the log; None for the others."""
     if special in (EARLIEST, EARLIEST_LOCAL):

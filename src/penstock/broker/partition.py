@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from penstock.broker.aborted import AbortedTransactions
 from penstock.broker.engine import Appended, RunAppended
+from penstock.coordination.producer_records import AbortedTransaction
 from penstock.coordination.producers import Duplicate, ProducerTable
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import TopicPartition
@@ -347,9 +348,7 @@ class Partition:
         aborted = self.producers.stage(batch, offset)
         if aborted is not None:
             log.append_aborted(aborted.encode())
-        self._append_staged(log, batch, now_ms)
-        if aborted is not None:
-            self.aborted.add(aborted)
+        self._append_staged(log, batch, now_ms, aborted)
         return log.log_end_offset
 
     def _writable(self) -> PartitionLog:
@@ -357,13 +356,17 @@ class Partition:
             raise BrokerError(Fault.STORAGE_ERROR, f"{self.id} is offline: {self.reason}")
         return self.log
 
-    def _append_staged(self, log: PartitionLog, batch: Batch, now_ms: int) -> None:
+    def _append_staged(
+        self, log: PartitionLog, batch: Batch, now_ms: int, aborted: AbortedTransaction | None = None
+    ) -> None:
         try:
             log.append((batch,), now_ms)
         except BrokerError:
             self.producers.rollback()
             raise
         self.producers.commit()
+        if aborted is not None:
+            self.aborted.add(aborted)  # before the reads that wait are woken
         if self.durable:
             self.request_flush(log)
         else:
@@ -391,6 +394,11 @@ class Partition:
         if self.when_flushed(log.log_end_offset, lambda _: waiting.complete(ask())):
             return waiting
         return ask()
+
+    def end(self, *, committed: bool) -> int | Pending[int]:
+        """Where the records of that reader end: with all that is written by now, and nothing that comes behind it."""
+        written = self.high_watermark if self.log is None else self.log.log_end_offset
+        return self.once_readable(lambda: min(written, self.last_stable_offset if committed else self.high_watermark))
 
     def flushed(self) -> None:
         """The log was flushed, or failed: move the high watermark and answer those who waited."""

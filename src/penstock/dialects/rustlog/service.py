@@ -245,7 +245,7 @@ class RustLogService:
     def high_watermark(self, topic: str, partition: int) -> int | Pending[int] | None:
         """With all that was acknowledged before it was asked for."""
         found = self.engine.partition(topic, partition)
-        return None if found is None else found.once_readable(lambda: found.high_watermark)
+        return None if found is None else found.end(committed=False)
 
     def metrics(self) -> str:
         """What this listener counts, under the original's names; of the others it has, nothing would be counted."""
