@@ -80,9 +80,15 @@ class Broker:
             self.listener = Listener("flymq", "127.0.0.1", 0, self._session, network)
             await self.listener.start()
             self.service.settings = replace(self._settings, advertised_port=self.listener.port)
+            other_service = FlyMQService(self.engine, self._settings)
+            self.other_listener = Listener(
+                "flymq", "127.0.0.1", 0, lambda peer: FlyMQSession(other_service, peer.host), network
+            )
+            await self.other_listener.start()
             self._started.set()
             await self._stop.wait()
             await self.listener.stop()
+            await self.other_listener.stop()
         finally:
             await self.engine.stop()
             network.close()
@@ -119,6 +125,10 @@ class Broker:
 
     def connect(self) -> Wire:
         return Wire(self.port)
+
+    def connect_to_other_listener(self) -> Wire:
+        """Of the same broker, for the same dialect."""
+        return Wire(self.other_listener.port)
 
     def append(self, topic: str, partition: int, *records: NewRecord) -> int:
         """As another dialect would; the first offset."""

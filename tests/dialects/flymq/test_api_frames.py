@@ -13,10 +13,12 @@ import pytest
 import zstandard
 from cramjam import snappy
 
+from penstock.broker.engine import NewTopic
 from penstock.dialects.flymq.placing import fnv1a
 from penstock.model.errors import Fault
 from penstock.model.fault_tables import KAFKA_CODES as CODES
 from penstock.records.builder import NewRecord
+from penstock.records.record import Headers
 from tests.dialects.flymq.broker import (
     Broker,
     Fields,
@@ -261,6 +263,63 @@ def test_a_timestamp_that_the_topic_does_not_take_refuses_its_own_produce_alone(
     assert wire.api(0, s("t") + i32(0) + batch(message(b"v", b"", headers, 2**62))).error == 32
 
 
+@pytest.mark.parametrize("compression", [0, 4])
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("headers", [{}, {"name": "value"}])
+def test_a_produce_that_is_refused_is_not_written_in_part(
+    wire: Wire, compression: int, partitions: int, headers: dict[str, str]
+) -> None:
+    """One message of it is against the topic's rules; good requests before and behind it in one write are not refused."""
+    make(wire, "t", partitions)
+    now = time.time_ns() // 1_000_000
+    late = [message(b"bad", b"%d" % at, headers, stamp) for at, stamp in enumerate([now, now + 3_700_000, now + 1, 0])]
+    good = [message(b"good", b"%d" % at, headers, now + at) for at in range(4)]
+
+    def frame(messages: list[bytes]) -> bytes:
+        packed = gzip.compress(b"".join(messages)) if compression else None
+        return api(0, s("t") + i32(-1) + batch(*messages, compression=compression, packed=packed))
+
+    wire.send(frame(good) + frame(late) + frame(good) + frame(late))
+    assert [wire.api_answer().error for _ in range(4)] == [0, 32, 0, 32]
+    values = []
+    for partition in range(partitions):
+        _, found = fetched(wire.api_good(1, api_fetch_payload("t", partition, 0)))
+        values += [row.value for row in found]
+    assert values == [b"good"] * 8
+
+
+def test_a_batch_with_a_message_without_a_key_is_not_written_in_part_to_a_compacted_topic(
+    broker: Broker, wire: Wire
+) -> None:
+    topic = NewTopic("t", 3, configs={"cleanup.policy": "compact"})
+    broker.call(lambda: broker.engine.create_topics([topic], validate_only=False))
+    mixed = api_produce("t", -1, message(b"v", b"a"), message(b"v", timestamp=5), message(b"v", b"b", timestamp=9))
+    good = api_produce("t", -1, message(b"v", b"a"), message(b"v", b"b"))
+    wire.send(mixed + good + mixed)
+    assert [wire.api_answer().error for _ in range(3)] == [87, 0, 87]
+    found = [fetched(wire.api_good(1, api_fetch_payload("t", at, 0)))[1] for at in range(3)]
+    assert sum(map(len, found)) == 2
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("stamps", [(0, 0, 0, 0), (0, 5, 0, 7)])
+def test_a_produce_without_a_key_to_a_compacted_topic_refuses_no_other(
+    broker: Broker, wire: Wire, partitions: int, stamps: tuple[int, ...]
+) -> None:
+    topic = NewTopic("t", partitions, configs={"cleanup.policy": "compact"})
+    broker.call(lambda: broker.engine.create_topics([topic], validate_only=False))
+    keys = [b"a", b"", b"b", b""]
+    pairs = list(zip(keys, stamps, strict=True))
+    wire.send(b"".join(produce("t", b"v", key) for key in keys))
+    assert [wire.answer().opcode for _ in keys] == [0x01, 0xFF, 0x01, 0xFF]
+    wire.send(b"".join(api_produce("t", -1, message(b"v", key, timestamp=stamp)) for key, stamp in pairs))
+    assert [wire.api_answer().error for _ in keys] == [0, 87, 0, 87]
+    wire.send(b"".join(produce("t", b"v") for _ in range(3)))
+    assert [wire.answer().text for _ in range(3)] == ["a record of a compacted topic needs a key"] * 3
+    found = [fetched(wire.api_good(1, api_fetch_payload("t", at, 0)))[1] for at in range(partitions)]
+    assert sorted(row.key for rows in found for row in rows) == [b"a", b"a", b"b", b"b"]
+
+
 def test_pipelined_produces_of_every_shape_are_answered_in_order(wire: Wire) -> None:
     """Bare runs, keys, headers, several messages, changing timestamps and topics, in one write."""
     frames, expected = [], []
@@ -326,6 +385,11 @@ def test_produce_says_what_does_not_exist(wire: Wire) -> None:
     for frame in (api_produce("t", 2, message(b"v")), api_produce("t", 2, message(b"v", headers={"a": "b"}))):
         wire.send(frame)
         assert wire.api_answer().error == 3
+    for partition in (-2, -7, -(2**31)):
+        for topic in ("t", "new"):
+            wire.send(api_produce(topic, partition, message(b"v")))
+            wire.send(api_produce(topic, partition, message(b"v"), message(b"v")))
+            assert [wire.api_answer().error for _ in range(2)] == [3, 3]
     assert wire.api(0, s("new") + i32(5) + batch(message(b"v"))).error == 3
     assert wire.api(0, s("a/b") + i32(-1) + batch(message(b"v"))).error == 17
     assert wire.api(0, s("__consumer_offsets") + i32(0) + batch(message(b"v"))).error == 17
@@ -405,16 +469,42 @@ def test_null_and_binary_fields_of_others_are_sent_as_they_are(broker: Broker, w
     assert s("n") + s("") + s("e") + s("") in payload
 
 
-def test_a_record_that_does_not_fit_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with Broker(tmp_path, frame_bytes_max=2_000) as broker, broker.connect() as wire:
+@pytest.mark.parametrize("limit", [2_000, 3_000_000])
+@pytest.mark.parametrize(("version", "head"), [(0, 6), (1, 10)])
+@pytest.mark.parametrize("headers", [(), (("h", b"text"),)])
+def test_the_largest_record_that_fits_the_answer_of_a_fetch_comes_and_one_byte_more_is_error_10(
+    tmp_path: Path, version: int, head: int, limit: int, headers: Headers
+) -> None:
+    with Broker(tmp_path, frame_bytes_max=limit) as broker, broker.connect() as wire:
         make(wire, "t")
-        broker.append("t", 0, NewRecord(9, b"", b"x" * 3_000), NewRecord(9, b"", b"", (("h", b"x" * 70_000),)))
-        answer = wire.api(1, api_fetch_payload("t", 0, 0))
-        assert answer.error == 10
-        assert "the record at offset 0 has 3024 bytes" in answer.text
-        answer = wire.api(1, api_fetch_payload("t", 0, 1))
-        assert answer.error == 10
-        assert "the record at offset 1 has a header of more than 65535 bytes" in answer.text
+        beside = head + 8 + 4 + 17 + 4 + 20 + sum(4 + len(name) + len(value or b"") for name, value in headers)
+        value = b"x" * (limit - beside)
+        broker.append("t", 0, NewRecord(9, b"", value, headers))
+        broker.append("t", 0, NewRecord(9, b"", value + b"x", headers))
+        broker.append("t", 0, NewRecord(9, b"", b"last", headers))
+        for most in (1, limit, 2**31 - 1):
+            answer = wire.api(1, api_fetch_payload("t", 0, 0, most), version)
+            assert len(answer.payload) == limit - head
+            assert [(row.offset, row.value) for row in fetched(answer.payload)[1]] == [(0, value)]
+            answer = wire.api(1, api_fetch_payload("t", 0, 1, most), version)
+            assert answer.error == 10
+            assert answer.text == f"the record at offset 1 has {limit + 1} bytes, a frame holds {limit}"
+        assert fetched(wire.api_good(1, api_fetch_payload("t", 0, 2)))[1][0].value == b"last"
+
+
+@pytest.mark.parametrize("header", [("h", b"x" * 65_536), ("h" * 65_536, b"")])
+def test_a_header_that_does_not_fit_hides_no_record_before_it(
+    broker: Broker, wire: Wire, header: tuple[str, bytes]
+) -> None:
+    make(wire, "t")
+    good = [NewRecord(9, b"", b"%d" % at, (("h", b"x" * 65_535),)) for at in range(3)]
+    broker.append("t", 0, *good, NewRecord(9, b"", b"3", (header,)), NewRecord(9, b"", b"4"))
+    for first in range(3):
+        _, found = fetched(wire.api_good(1, api_fetch_payload("t", 0, first)))
+        assert [row.offset for row in found] == list(range(first, 3))
+    answer = wire.api(1, api_fetch_payload("t", 0, 3))
+    assert (answer.error, answer.text) == (10, "the record at offset 3 has a header of more than 65535 bytes")
+    assert [row.value for row in fetched(wire.api_good(1, api_fetch_payload("t", 0, 4)))[1]] == [b"4"]
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -562,8 +652,9 @@ def test_metadata_describes_the_broker_and_the_topics(broker: Broker, wire: Wire
     cluster, brokers, topics = described()
     assert cluster == broker.engine.identity.cluster_id
     assert brokers == [(0, "127.0.0.1", broker.port)]
-    assert topics == {"a": (0, rows[:1]), "b": (0, rows)}
-    assert list(topics) == ["a", "b"]
+    assert topics["__consumer_offsets"][0] == 0
+    assert list(topics) == ["__consumer_offsets", "a", "b"]
+    assert (topics["a"], topics["b"]) == ((0, rows[:1]), (0, rows))
     assert described("b", "nowhere", "a/b")[2] == {"b": (0, rows), "nowhere": (3, []), "a/b": (17, [])}
     assert described("__consumer_offsets")[2]["__consumer_offsets"][0] == 0
 

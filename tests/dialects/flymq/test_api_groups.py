@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.coordination.group_commands import DescribeGroup, JoinGroup
+from penstock.coordination.group_commands import DescribeGroup, GroupSettings, JoinGroup
 from tests.dialects.flymq.broker import ApiAnswer, Broker, Fields, Wire, api, arr, i32, i64, op, s
 
 Share = dict[str, list[int]]
@@ -118,6 +118,40 @@ def test_members_get_the_shares_of_their_strategy(broker: Broker, strategy: str,
     finally:
         for wire in wires:
             wire.socket.close()
+
+
+def test_a_group_goes_through_the_states_of_the_document(tmp_path: Path) -> None:
+    """A generation is complete when all have joined, for the broker assigns. Without members and offsets a group is dead
+    when the coordinator looks."""
+    groups = GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_check_interval_ms=50)
+    with (
+        Broker(tmp_path, engine={"groups": groups}) as broker,
+        broker.connect() as wire,
+        broker.connect() as other,
+    ):
+        make(wire, "t", 2)
+        assert state(broker, "g") == "Dead"
+        first = joined(wire.api(11, join_payload("g")))
+        assert state(broker, "g") == "Stable"
+        other.send(_join_frame("g", None, {}))
+        while heartbeat(wire, "g", first) != 27:
+            pass
+        assert state(broker, "g") == "PreparingRebalance"
+        wire.send(_join_frame("g", first, {}))
+        members = [joined(side.api_answer()) for side in (wire, other)]
+        assert state(broker, "g") == "Stable"
+        assert [heartbeat(side, "g", member) for side, member in zip((wire, other), members, strict=True)] == [0, 0]
+        other.api_good(13, s("g") + s(members[1].member))
+        assert state(broker, "g") == "PreparingRebalance"
+        last = joined(wire.api(11, join_payload("g", first.member)))
+        assert state(broker, "g") == "Stable"
+        assert offset_commit(wire, "g", last.generation, last.member, ("t", 0, 1, "")) == [0]
+        wire.api_good(13, s("g") + s(last.member))
+        assert state(broker, "g") == "Empty"
+        assert wire.good(op(0x65, s("t") + s("g"))) == b"\x01"
+        while state(broker, "g") != "Dead":
+            pass
+        assert heartbeat(wire, "g", last) == 25
 
 
 def test_a_member_that_leaves_gives_its_partitions_to_the_others(broker: Broker, wire: Wire) -> None:
@@ -269,6 +303,18 @@ def test_offsets_are_committed_with_metadata_and_fetched(tmp_path: Path) -> None
     with Broker(tmp_path) as broker, broker.connect() as wire:
         broker.until(lambda: all(shard.machine is not None for shard in broker.engine.groups.shards.values()))
         assert offset_fetch(wire, "g", ("t", 1), ("t", 0), ("x", 3)) == expected
+
+
+def test_one_place_twice_in_a_commit_is_committed_by_the_row_that_is_right(wire: Wire) -> None:
+    make(wire, "t", 1)
+    for rows, errors in (
+        ([("t", 0, 3, "a"), ("t", 0, -1, "b")], [0, 1]),
+        ([("t", 0, -1, "b"), ("t", 0, 4, "a")], [1, 0]),
+        ([("t", 0, 5, "a"), ("t", 0, 6, "a")], [0, 0]),
+    ):
+        assert offset_commit(wire, "g", -1, "", *rows) == errors
+        right = [row for row, error in zip(rows, errors, strict=True) if not error]
+        assert offset_fetch(wire, "g", ("t", 0)) == [(right[-1][2], "a")]
 
 
 def test_members_commit_in_their_generation_and_others_not_at_all(wire: Wire) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,13 @@ def test_pipelined_requests_find_what_the_one_before_left(wire: Wire) -> None:
     assert [answer.opcode for answer in answers] == [3, 8, 9, 8, 3, 1]
     assert answers[1].payload == i32(1) + s("t")
     assert answers[3].payload == i32(0)
+    get = pair(0x60, "t", "g", i32(0))
+    reset = pair(0x61, "t", "g", i32(0), s8("offset"), u64(7))
+    wire.send(commit("t", "g", 0, 5) + get + reset + get + pair(0x65, "t", "g") + get + commit("t", "g", 0, 6) + get)
+    answers = [wire.answer() for _ in range(8)]
+    assert [answer.payload for answer in answers[:5]] == [TRUE, u64(5), TRUE, u64(7), TRUE]
+    assert answers[5].text == "consumer group not found: t:g"
+    assert [answer.payload for answer in answers[6:]] == [TRUE, u64(6)]
 
 
 def test_metadata_names_partitions_leader_and_both_ends(broker: Broker, wire: Wire) -> None:
@@ -167,6 +175,29 @@ def test_lag_counts_from_the_committed_offset(wire: Wire) -> None:
     assert wire.ask(pair(0x64, "x", "g", i32(0))).text == "topic not found: x"
 
 
+def test_the_latest_offset_has_what_was_acknowledged_before_and_nothing_from_behind(tmp_path: Path) -> None:
+    """Also where a produce is answered before its flush, and where all of it is one write."""
+    with Broker(tmp_path, flush="acks", acks=1) as broker, broker.connect() as wire:
+        wire.good(create("t", 1))
+        wire.good(subscribe("t", "g"))
+        for at in range(1, 40, 2):
+            asked = [
+                produce("t", b"v"),
+                subscribe("t", "g", mode="latest"),
+                pair(0x64, "t", "g", i32(0)),
+                op(0x04, s("t")),
+                pair(0x61, "t", "g", i32(0), s8("latest")),
+                produce("t", b"behind"),
+                pair(0x60, "t", "g", i32(0)),
+            ]
+            wire.send(b"".join(asked))
+            answers = [wire.answer().payload for _ in asked]
+            assert answers[1] == u64(at)
+            assert answers[2][16:24] == u64(at)
+            assert answers[3].endswith(u64(at))
+            assert answers[6] == u64(at)
+
+
 def test_an_offset_is_reset_to_either_end_or_to_a_number(broker: Broker, wire: Wire) -> None:
     for _ in range(5):
         wire.good(produce("t", b"v"))
@@ -203,9 +234,12 @@ def test_groups_are_pairs_of_topic_and_name(wire: Wire) -> None:
     assert wire.ask(pair(0x63, "u", "h")).text == "consumer group not found: u:h"
 
 
-def test_members_are_connections_that_subscribed_until_they_go(broker: Broker, wire: Wire) -> None:
+@pytest.mark.parametrize("connect", [Broker.connect, Broker.connect_to_other_listener])
+def test_members_are_connections_that_subscribed_until_they_go(
+    broker: Broker, wire: Wire, connect: Callable[[Broker], Wire]
+) -> None:
     wire.good(create("t", 1))
-    with broker.connect() as other:
+    with connect(broker) as other:
         for _ in range(2):
             other.good(subscribe("t", "g"))
         assert groups(wire) == [("t", "g", 1, [])]

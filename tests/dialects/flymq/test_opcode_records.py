@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import time
 from pathlib import Path
 
@@ -331,7 +332,22 @@ def test_a_record_larger_than_a_frame_is_an_error_that_names_it(tmp_path: Path) 
         assert len(wire.good(consume("t", 0, 0))) == 1_000
         text = "the record at offset 1 has 1001 bytes, a frame holds 1000"
         assert wire.ask(consume("t", 0, 1)).text == text
-        assert wire.ask(fetch("t", 0, 1, 1)).text.startswith("the record at offset 1 has")
+
+
+@pytest.mark.parametrize("most", [1, 10, 1_000])
+@pytest.mark.parametrize("key", [b"", b"key"])
+def test_the_largest_record_that_fits_the_answer_of_a_fetch_comes_and_one_byte_more_is_an_error(
+    tmp_path: Path, key: bytes, most: int
+) -> None:
+    with Broker(tmp_path, frame_bytes_max=100_000) as broker, broker.connect() as wire:
+        make(wire, "t", 1)
+        largest = b"x" * (100_000 - 28 - len(key))
+        broker.append("t", 0, NewRecord(1, key, largest), NewRecord(1, key, largest + b"x"), NewRecord(1, b"", b"last"))
+        payload = wire.good(fetch("t", 0, 0, most))
+        assert len(payload) == 100_000
+        assert fetched(payload) == ([(0, key, largest)], 1)
+        assert wire.ask(fetch("t", 0, 1, most)).text == "the record at offset 1 has 100001 bytes, a frame holds 100000"
+        assert fetched(wire.good(fetch("t", 0, 2, most))) == ([(2, b"", b"last")], 3)
 
 
 # ---- FETCH --------------------------------------------------------------------------------------------------------
@@ -348,7 +364,8 @@ def test_fetch_gives_records_with_offsets_and_where_to_go_on(wire: Wire, opcode:
         assert fetched(wire.good(fetch("t", 0, 0, ten, opcode=opcode))) == (rows[:10], 10)
     assert fetched(wire.good(fetch("t", 0, 20, 100, opcode=opcode))) == (rows[20:], 25)
     assert fetched(wire.good(fetch("t", 0, 25, 100, opcode=opcode))) == ([], 25)
-    assert fetched(wire.good(fetch("t", 0, 99, 100, opcode=opcode))) == ([], 99)
+    for beyond in (99, 2**63, 2**64 - 1):
+        assert fetched(wire.good(fetch("t", 0, beyond, 100, opcode=opcode))) == ([], beyond)
 
 
 def test_fetch_gives_at_most_1000_records(wire: Wire) -> None:
@@ -412,9 +429,13 @@ RECORDS = [
         ("ORDER-[0-9]", []),
         ("order-[2-9]", [1]),
         ("^plain", [2]),
-        ("^$", []),
+        ("^$", [2]),
+        (".*", [0, 1, 2, 3, 4, 5]),
         ("(unclosed", []),
         ("\\xff|TEXT$", [2]),
+        ("(?i)GRÜSS|anna", [0, 5]),
+        ("\\QTEXT", [2]),
+        ("a{1001}", []),
         ("", [0, 1, 2, 3, 4, 5]),
     ],
 )
@@ -436,14 +457,100 @@ def test_a_filtered_fetch_goes_on_where_it_stopped_looking(wire: Wire) -> None:
     assert (rows, next_offset) == ([], 1_001)
 
 
-@pytest.mark.parametrize("wanted", ["(a+)+$", "(a|a)*b", "(.*)*(.*)*x", "a{1000}{1000}", "(a?){50}a{50}"])
-def test_no_pattern_makes_the_broker_slow(wire: Wire, wanted: str) -> None:
-    wire.send(produce("t", b"a" * 10_000) * 20)
-    for _ in range(20):
-        wire.answer()
+def test_a_record_whose_fields_are_both_empty_fits_what_fits_nothing_at_all(wire: Wire) -> None:
+    wire.good(produce("t", b""))
+    for wanted in ("^$", ".*", "$", "x?"):
+        assert fetched(wire.good(fetch("t", 0, 0, 10, wanted))) == ([(0, b"", b"")], 1)
+    assert fetched(wire.good(fetch("t", 0, 0, 10, "."))) == ([], 1)
+
+
+def test_a_json_path_needs_no_more_than_its_names(wire: Wire) -> None:
+    for value in (
+        b'{"a": null}',
+        b'{"x": [1, {"a": 1}], "a": 0}',
+        b'{"a": 1',
+        b'{"a": 1} 2',
+        b"",
+        b'"a"',
+        b'[{"a": 1}]',
+    ):
+        wire.good(produce("t", value))
+    assert [offset for offset, _, _ in fetched(wire.good(fetch("t", 0, 0, 10, "$.a")))[0]] == [0, 1]
+    assert wire.ask(fetch("t", 0, 0, 10, '$.a"b')).text == 'a path has no quotes and no backslashes: a"b'
+
+
+A_AND_B = bytes(random.Random(1).choices(b"ab", k=1 << 20))
+"""Every place in it is new to an automaton."""
+LIMIT_S = 0.5
+"""Five times what is promised, for a machine that is busy."""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "records"),
+    [
+        ("(a+)+c$", 4),
+        ("(a|a)*ca", 4),
+        ("(.*)*(.*)*x", 4),
+        ("a[ab]{11}c", 4),
+        ("[ab]*a[ab]{200}c", 0),
+        ("(?:a?){300}(?:[ab]{1,300})c", 0),
+        ("(?s)a.{90}c", 0),
+        ("$.a", 4),
+        ("no such text", 4),
+        ("kein süßer text", 4),
+    ],
+)
+def test_no_filter_makes_the_broker_slow(wire: Wire, wanted: str, records: int) -> None:
+    """Records of 1 MiB: as many as one request looks at, or none of them."""
+    for _ in range(4):
+        wire.good(produce("t", A_AND_B))
     began = time.monotonic()
-    assert wire.ask(fetch("t", 0, 0, 100, wanted)).opcode == 0x07
-    assert time.monotonic() - began < 5
+    answer = wire.ask(fetch("t", 0, 0, 100, wanted))
+    assert time.monotonic() - began < LIMIT_S
+    if records:
+        assert fetched(answer.payload) == ([], records)
+    else:
+        assert answer.text.startswith("the record at offset 0 has 1048576 bytes, this filter is tried on at most ")
+        assert answer.text.endswith("; next is 1")
+
+
+@pytest.mark.parametrize(
+    "wanted", ["no such text", "$.a", "$.b.c", "a[ab]{11}c", "kein süßer text", "[ab]*a[ab]{200}c"]
+)
+def test_the_largest_record_makes_the_broker_no_slower(wire: Wire, wanted: str) -> None:
+    wire.good(produce("t", b'{"b":[' + b"{}," * 11_000_000 + b"{}]}"))
+    began = time.monotonic()
+    wire.ask(fetch("t", 0, 0, 10, wanted))
+    assert time.monotonic() - began < LIMIT_S
+
+
+@pytest.mark.parametrize(
+    ("wanted", "bytes_max"), [("a[ab]{11}c", 8_388_608), ("süß", 8_388_608), ("a[ab]{193}c", 10_000_000 // 199)]
+)
+def test_a_record_that_is_too_large_for_a_filter_hides_none_before_it(wire: Wire, wanted: str, bytes_max: int) -> None:
+    """The largest that is tried, and one byte more: the records before it, then an error, and what is behind it."""
+    for value in (b"a" * 199 + b"c", "SÜẞ".encode(), b"x" * bytes_max, b"x" * (bytes_max + 1), b"last"):
+        wire.good(produce("t", value))
+    at = 0
+    while at < 3:
+        _, at = fetched(wire.good(fetch("t", 0, at, 10, wanted)))
+    assert at == 3
+    text = f"the record at offset 3 has {bytes_max + 1} bytes, this filter is tried on at most {bytes_max}; next is 4"
+    assert wire.ask(fetch("t", 0, 3, 10, wanted)).text == text
+    assert fetched(wire.good(fetch("t", 0, 4, 10, wanted))) == ([], 5)
+
+
+def test_text_is_found_in_a_record_that_is_too_large_for_it_as_an_expression(wire: Wire) -> None:
+    wire.good(produce("t", b"x" * 60_000 + b"A[AB]{193}C"))
+    assert fetched(wire.good(fetch("t", 0, 0, 10, "a[ab]{193}c")))[1] == 1
+
+
+def test_an_expression_has_at_most_2000_instructions(wire: Wire) -> None:
+    wire.good(produce("t", b"x" * 994))
+    for fits in ("(?:x?){994}y", "x{994}", "\\pL+x"):
+        assert wire.ask(fetch("t", 0, 0, 1, fits)).opcode == 0x07
+    for beyond in ("(?:x?){999}y", "\\pL{30}", "\\pL{100}"):
+        assert wire.ask(fetch("t", 0, 0, 1, beyond)).text == "a filter's expression has at most 2000 instructions"
 
 
 def test_deeply_nested_json_is_no_match_and_no_crash(wire: Wire) -> None:

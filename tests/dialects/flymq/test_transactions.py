@@ -8,7 +8,22 @@ import pytest
 
 from penstock.coordination.transaction_commands import DescribeTransaction
 from penstock.dialects.flymq import transactions
-from tests.dialects.flymq.broker import Broker, Fields, Metadata, Wire, b, consume, fetch, i32, op, produce, s
+from tests.dialects.flymq.broker import (
+    Broker,
+    Fields,
+    Metadata,
+    Wire,
+    api,
+    b,
+    consume,
+    fetch,
+    i32,
+    i64,
+    op,
+    produce,
+    s,
+    u64,
+)
 
 
 def begin(wire: Wire) -> str:
@@ -37,7 +52,11 @@ def values(wire: Wire, topic: str, partition: int = 0) -> list[bytes]:
     if answer.opcode == 0xFF:
         assert answer.text == f"topic not found: {topic}"
         return []
-    fields = Fields(answer.payload)
+    return values_in(answer.payload)
+
+
+def values_in(payload: bytes) -> list[bytes]:
+    fields = Fields(payload)
     count, _ = fields.number("I"), fields.number("Q")
     return [(fields.number("Q"), fields.b(), fields.b())[2] for _ in range(count)]
 
@@ -123,6 +142,43 @@ def test_a_whole_transaction_may_be_pipelined(tmp_path: Path, flush: str) -> Non
         assert values(wire, "t1") == [b"%d" % at for at in range(1, 100, 2)]
 
 
+@pytest.mark.parametrize("flush", ["os", "acks"])
+@pytest.mark.parametrize("commit", [True, False])
+def test_what_is_pipelined_behind_the_end_of_a_transaction_finds_it_ended(
+    tmp_path: Path, flush: str, commit: bool
+) -> None:
+    with Broker(tmp_path, flush=flush) as broker, broker.connect() as wire:
+        wire.good(produce("t", b"before"))
+        wire.good(op(0x06, s("t") + s("g") + i32(0) + u64(1)))
+        name = begin(wire)
+        wire.send(
+            txn_produce(name, "t", b"p1")
+            + txn_produce(name, "t", b"p2")
+            + op(0x41 if commit else 0x42, s(name))
+            + fetch("t", 0, 1, 10)
+            + op(0x64, s("t") + s("g") + i32(0))
+            + api(2, s("t") + i32(0) + i64(-1))
+            + produce("t", b"behind")
+        )
+        assert [Metadata.of(wire.answer().payload).offset for _ in range(2)] == [1, 2]
+        assert wire.answer().payload == s(name) + b"\x01"
+        assert values_in(wire.answer().payload) == ([b"p1", b"p2"] if commit else [])
+        assert wire.answer().payload == u64(1) + u64(1) + u64(4) + u64(3)
+        assert wire.api_answer().payload[:8] == i64(4)
+        assert Metadata.of(wire.answer().payload).offset == 4
+
+
+def test_what_is_pipelined_behind_a_produce_of_a_transaction_is_behind_it_in_the_log(wire: Wire) -> None:
+    """Also when the produce makes its topic, or is the first in its partition, or the broker has to look the name up."""
+    name = begin(wire)
+    for topic in ("made", "made", "other"):
+        wire.send(txn_produce(name, topic, b"first") + produce(topic, b"second") + op(0x04, s(topic)))
+        first, second = (Metadata.of(wire.answer().payload) for _ in range(2))
+        assert second.offset == first.offset + 1
+        assert wire.answer().opcode == 0x04
+    assert end(wire, name, commit=True)
+
+
 def test_partitions_take_turns(wire: Wire) -> None:
     wire.good(op(0x03, s("t") + i32(3)))
     name = begin(wire)
@@ -139,6 +195,23 @@ def test_any_connection_may_go_on_with_a_transaction(broker: Broker, wire: Wire)
         other.good(txn_produce(name, "t", b"second"))
     with broker.connect() as third:
         assert end(third, name, commit=True)
+    assert values(wire, "t") == [b"first", b"second"]
+
+
+def test_a_transaction_is_one_for_all_listeners_of_the_broker(broker: Broker, wire: Wire) -> None:
+    with broker.connect_to_other_listener() as other:
+        for commit, how in ((True, "committed"), (False, "aborted")):
+            name = begin(wire)
+            wire.good(txn_produce(name, "t", b"first"))
+            other.good(txn_produce(name, "t", b"second"))
+            assert end(other, name, commit=commit)
+            assert wire.ask(txn_produce(name, "t", b"late")).text == f"transaction is not active: {how}"
+            assert not end(wire, name, commit=True)
+        names = [begin(side) for side in (wire, other, wire, other)]
+        for at, name in enumerate(names):
+            wire.good(txn_produce(name, f"t{at}", b"v"))
+        assert [end(other, name, commit=True) for name in names] == [True] * 4
+        assert [values(wire, f"t{at}") for at in range(4)] == [[b"v"]] * 4
     assert values(wire, "t") == [b"first", b"second"]
 
 

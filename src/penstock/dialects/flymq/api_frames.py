@@ -278,6 +278,11 @@ def answer_head(key: int, version: int, stream: int, payload_bytes: int, fault: 
     return _ANSWER.pack(_ANSWER.size - LENGTH_BYTES + payload_bytes, key, version, CODES[fault])
 
 
+def head_bytes(version: int) -> int:
+    """Of an answer's frame before its payload."""
+    return (_STREAM_ANSWER if version == STREAMED else _ANSWER).size - LENGTH_BYTES
+
+
 def error(key: int, version: int, stream: int, fault: Fault, text: str) -> bytes:
     return answer(key, version, stream, string(text or fault.value), fault)
 

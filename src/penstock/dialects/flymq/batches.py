@@ -99,21 +99,29 @@ def message_of(record: Record) -> bytes:
     return b"".join((U32.pack(sum(map(len, parts))), *parts))
 
 
-def batches_of(records: Sequence[Record], bytes_max: int, hard_bytes_max: int) -> tuple[list[bytes], int]:
+def batches_of(
+    records: Sequence[Record], bytes_max: int, frame_bytes_max: int, lead_bytes: int = 0
+) -> tuple[list[bytes], int]:
     """The records as plain batches, a new one where offsets have a gap: at least one record, and no more than fit
-    `bytes_max`. Also how many records went in. One record that exceeds `hard_bytes_max` is a BrokerError."""
+    `bytes_max` or FlyMQ's lengths. Also how many records went in. A first record that does not fit a frame behind the
+    `lead_bytes` of the answer, or FlyMQ's lengths, is a BrokerError."""
     batches: list[bytes] = []
     messages: list[bytes] = []
     first = size = taken = 0
     for record in records:
-        message = message_of(record)
+        try:
+            message = message_of(record)
+        except BrokerError:
+            if taken:
+                break
+            raise
         cost = len(message)
         if not messages or record.offset != first + len(messages):
             cost += _HEAD.size
         if taken and size + cost > bytes_max:
             break
-        if not taken and cost > hard_bytes_max:
-            raise _too_large(record, len(message), hard_bytes_max)
+        if not taken and lead_bytes + cost > frame_bytes_max:
+            raise too_large(record.offset, lead_bytes + cost, frame_bytes_max)
         if messages and record.offset != first + len(messages):
             batches.append(batch_of(first, messages))
             messages = []
@@ -127,16 +135,19 @@ def batches_of(records: Sequence[Record], bytes_max: int, hard_bytes_max: int) -
     return batches, taken
 
 
-def batch_of_one(record: Record, hard_bytes_max: int) -> bytes:
+def batch_of_one(record: Record, frame_bytes_max: int, lead_bytes: int) -> bytes:
     """As `batches_of`, for what one who reads record by record gets."""
     message = message_of(record)
     size = len(message)
-    if size + _HEAD.size > hard_bytes_max:
-        raise _too_large(record, size, hard_bytes_max)
+    answer_bytes = lead_bytes + _HEAD.size + size
+    if answer_bytes > frame_bytes_max:
+        raise too_large(record.offset, answer_bytes, frame_bytes_max)
     return _HEAD.pack(record.offset, 0, PLAIN, size) + message
 
 
-def large_batches(records: Sequence[LargeRecord], bytes_max: int, hard_bytes_max: int) -> tuple[int, list[Chunk]]:
+def large_batches(
+    records: Sequence[LargeRecord], bytes_max: int, frame_bytes_max: int, lead_bytes: int
+) -> tuple[int, list[Chunk]]:
     """As `batches_of`, with a batch for each record, whose value leaves from the log's file."""
     parts: list[Chunk] = []
     total = taken = 0
@@ -146,8 +157,8 @@ def large_batches(records: Sequence[LargeRecord], bytes_max: int, hard_bytes_max
         total += _HEAD.size + U32.size + size
         if taken and total > bytes_max:
             break
-        if total > hard_bytes_max:
-            raise _too_large(record, U32.size + size, hard_bytes_max)
+        if lead_bytes + total > frame_bytes_max:
+            raise too_large(record.offset, lead_bytes + total, frame_bytes_max)
         head = _HEAD.pack(record.offset, 0, PLAIN, U32.size + size)
         lead = b"".join((head, _SIZE_AND_KEY_SIZE.pack(size, len(key)), key, U32.pack(len(value))))
         parts += (lead, value, _NO_HEADERS_AND_TIMESTAMP.pack(0, record.timestamp))
@@ -155,8 +166,9 @@ def large_batches(records: Sequence[LargeRecord], bytes_max: int, hard_bytes_max
     return taken, parts
 
 
-def _too_large(record: Record | LargeRecord, size: int, hard_bytes_max: int) -> BrokerError:
-    text = f"the record at offset {record.offset} has {size} bytes, a frame holds {hard_bytes_max}"
+def too_large(offset: int, answer_bytes: int, frame_bytes_max: int) -> BrokerError:
+    """A record whose answer does not fit a frame."""
+    text = f"the record at offset {offset} has {answer_bytes} bytes, a frame holds {frame_bytes_max}"
     return BrokerError(Fault.MESSAGE_TOO_LARGE, text)
 
 

@@ -176,17 +176,15 @@ def offset_commit(service: FlyMQService, session: FlyMQSession, reader: Reader) 
         return OffsetToCommit(topic, partition, offset, NO_LEADER_EPOCH, reader.string())
 
     offsets = reader.array(item, _COMMIT_BYTES_MIN)
-    refused = {
-        (offset.topic, offset.partition): fault for offset in offsets if (fault := _commit_fault(service, offset))
-    }
-    allowed = tuple(offset for offset in offsets if (offset.topic, offset.partition) not in refused)
+    faults = [_commit_fault(service, offset) for offset in offsets]
+    allowed = tuple(offset for offset, fault in zip(offsets, faults, strict=True) if fault is Fault.NONE)
 
     def committed(result: CommitResult | Fault) -> bytes:
         whole, some = (result, {}) if isinstance(result, Fault) else (result.fault, result.refused)
         rows = []
-        for topic, partition, _, _, _ in offsets:
-            place = topic, partition
-            fault = refused.get(place) or (some.get(place, Fault.NONE) if whole is Fault.NONE else whole)
+        for (topic, partition, _, _, _), fault in zip(offsets, faults, strict=True):
+            if fault is Fault.NONE:
+                fault = some.get((topic, partition), Fault.NONE) if whole is Fault.NONE else whole
             rows.append(string(topic) + I32.pack(partition) + I16.pack(CODES[fault]))
         return array(rows)
 
@@ -196,10 +194,10 @@ def offset_commit(service: FlyMQService, session: FlyMQSession, reader: Reader) 
     return follow(service.engine.groups.commit(command, service.settings.acks), committed)
 
 
-def _commit_fault(service: FlyMQService, offset: OffsetToCommit) -> Fault | None:
+def _commit_fault(service: FlyMQService, offset: OffsetToCommit) -> Fault:
     if service.engine.partition(offset.topic, offset.partition) is None:
         return Fault.UNKNOWN_TOPIC_OR_PARTITION
-    return Fault.OFFSET_OUT_OF_RANGE if offset.offset < 0 else None
+    return Fault.OFFSET_OUT_OF_RANGE if offset.offset < 0 else Fault.NONE
 
 
 _TIMES = struct.Struct(">qh")

@@ -7,6 +7,7 @@ one topic: deleting the pair drops those. A pair is known while it has an offset
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.coordination.group_commands import (
@@ -76,12 +77,12 @@ def get_lag(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any
     topic, group, partition = reader.string(), reader.string(), reader.i32()
     service.check_partition(topic, partition)
 
-    def found(offsets: Mapping[int, FetchedOffset]) -> bytes:
+    def found(latest: int, offsets: Mapping[int, FetchedOffset]) -> bytes:
         committed = _committed(offsets, partition)
-        latest = end_of(service, topic, partition)
         return b"".join(map(U64.pack, (committed, committed, latest, max(0, latest - committed))))
 
-    return follow(_offsets_of(service, topic, group), found)
+    offsets = _offsets_of(service, topic, group)
+    return follow(end_of(service, topic, partition), lambda latest: follow(offsets, partial(found, latest)))
 
 
 def reset_offset(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
@@ -92,7 +93,9 @@ def reset_offset(service: FlyMQService, session: FlyMQSession, reader: Reader) -
         case "earliest":
             offset = start_of(service, topic, partition)
         case "latest":
-            offset = end_of(service, topic, partition)
+            return follow(
+                end_of(service, topic, partition), partial(commit_as_nobody, service, group, topic, partition)
+            )
         case "offset":
             offset = reader.offset()
         case _:

@@ -25,6 +25,7 @@ from penstock.records.record import Headers
 TIMESTAMP_CHANGES_MAX = 8
 """A run whose timestamp changes more often than at every eighth record becomes one batch record by record: slower to make
 than a bare run, but not many small batches."""
+NEEDS_KEY = "a record of a compacted topic needs a key"
 
 
 class Contiguous(NamedTuple):
@@ -101,9 +102,17 @@ class Placing:
 
     def write(
         self, topic: str, partition: int, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, timestamp: int
+    ) -> RunAppended | Outcome | Pending[RunAppended] | Pending[Outcome]:
+        """Append the records of as many requests to one partition, with one timestamp; 0 or less is the time of the append.
+        `outcome_of` tells what the result means."""
+        appended = self._engine.append_run(topic, partition, values, keys, self._settings.acks, timestamp)
+        if type(appended) is RunAppended and appended.fault is Fault.INVALID_RECORD:
+            return self._place_in(topic, partition, Columns(values, keys, timestamp))
+        return appended
+
+    def _append_run(
+        self, topic: str, partition: int, values: Sequence[Bytes], keys: Sequence[Bytes | None] | None, timestamp: int
     ) -> RunAppended | Pending[RunAppended]:
-        """Append to one partition in one piece, with one timestamp; 0 or less is the time of the append. `outcome_of` tells
-        what the result means."""
         return self._engine.append_run(topic, partition, values, keys, self._settings.acks, timestamp)
 
     def place(self, topic: str, asked: int, records: Columns) -> Outcome | Pending[Outcome]:
@@ -112,6 +121,18 @@ class Placing:
         if asked >= 0 or count <= 1:
             return self._place_in(topic, max(asked, 0), records)
         return self._spread(topic, self.choose(topic, records, count), records)
+
+    def refusal(self, topic: str, records: Columns) -> BrokerError | None:
+        """What the topic's rules have against any of the records. They hold for all partitions, so a request that is asked
+        about before it is spread and cut is written whole or not at all."""
+        found = self._engine.partition(topic, 0)
+        if found is None:
+            return None
+        values, keys, timestamps, _ = records
+        if found.compacts and not all(keys or [None] * len(values)):
+            return BrokerError(Fault.INVALID_RECORD, NEEDS_KEY)
+        stamps = [timestamp for timestamp in _each_of(timestamps) if timestamp > 0]
+        return found.timestamp_refusal(min(stamps), max(stamps), self._engine.now_ms()) if stamps else None
 
     def choose(self, topic: str, records: Columns, count: int) -> list[int]:
         """A partition for each record."""
@@ -127,6 +148,9 @@ class Placing:
         return chosen
 
     def _place_in(self, topic: str, partition: int, records: Columns) -> Outcome | Pending[Outcome]:
+        found = self._engine.partition(topic, partition)
+        if found is not None and found.compacts and records.keys is not None and not all(records.keys):
+            return self._place_keyed(topic, partition, records, records.keys)
         pieces = self._appended(topic, partition, records)
         size = len(records.values)
         if len(pieces) == 1:
@@ -136,6 +160,24 @@ class Placing:
             gather([appended for _, appended in pieces]),
             lambda results: _joined([_told(partition, *piece) for piece in zip(counts, results, strict=True)], counts),
         )
+
+    def _place_keyed(
+        self, topic: str, partition: int, records: Columns, keys: Sequence[Bytes | None]
+    ) -> Outcome | Pending[Outcome]:
+        """A compacted topic takes records with keys alone; those of other requests must not be refused with the rest."""
+        keyed = [at for at, key in enumerate(keys) if key]
+
+        def put_back(outcome: Outcome) -> Outcome:
+            rows = [Placed(Fault.INVALID_RECORD, partition, -1, NEEDS_KEY)] * len(keys)
+            for at, row in zip(keyed, each(outcome, len(keyed)), strict=True):
+                rows[at] = row
+            return rows
+
+        if not keyed:
+            return put_back([])
+        placed: Any = self._place_in(topic, partition, _picked(records, keyed))
+        together: Outcome | Pending[Outcome] = when(placed, put_back)
+        return together
 
     def _spread(self, topic: str, chosen: list[int], records: Columns) -> Outcome | Pending[Outcome]:
         """A part for each partition, in the order of the run within it."""
@@ -163,36 +205,28 @@ class Placing:
     def _appended(
         self, topic: str, partition: int, records: Columns
     ) -> list[tuple[int, RunAppended | Pending[RunAppended]]]:
-        """The appends that the records became, each with how many it took."""
+        """The appends that the records became, each with how many it took. Where the topic's rules are against a timestamp,
+        each run of one timestamp is an append: the others must not be refused with it."""
         values, keys, timestamps, headers = records
         bare = headers is None or not any(headers)
         if isinstance(timestamps, int):
             if bare:
-                return [(len(values), self.write(topic, partition, values, keys, timestamps))]
+                return [(len(values), self._append_run(topic, partition, values, keys, timestamps))]
             return [(len(values), self._append_each(topic, partition, records))]
         runs = [(timestamp, len(list(run))) for timestamp, run in groupby(timestamps)]
         together = not bare or (len(runs) > 1 and len(runs) * TIMESTAMP_CHANGES_MAX > len(values))
-        if together and not self._refuses_some(topic, partition, timestamps):
+        if together and self.refusal(topic, records) is None:
             return [(len(values), self._append_each(topic, partition, records))]
         pieces = []
         start = 0
         for timestamp, count in runs:
             some = _picked(records, range(start, start + count))
             if bare:
-                pieces.append((count, self.write(topic, partition, some.values, some.keys, timestamp)))
+                pieces.append((count, self._append_run(topic, partition, some.values, some.keys, timestamp)))
             else:
                 pieces.append((count, self._append_each(topic, partition, some)))
             start += count
         return pieces
-
-    def _refuses_some(self, topic: str, partition: int, timestamps: Sequence[int]) -> bool:
-        """Whether the topic's rules are against a timestamp: then the others must not be refused with it."""
-        found = self._engine.partition(topic, partition)
-        now_ms = self._engine.now_ms()
-        stamps = [timestamp for timestamp in timestamps if timestamp > 0]
-        if found is None or not stamps:
-            return False
-        return found.timestamp_refusal(min(stamps), max(stamps), now_ms) is not None
 
     def _append_each(self, topic: str, partition: int, records: Columns) -> RunAppended | Pending[RunAppended]:
         values, keys, timestamps, headers = records
@@ -241,6 +275,10 @@ def each(outcome: Outcome, count: int) -> list[Placed]:
         partition, base_offset = outcome
         return [Placed(Fault.NONE, partition, base_offset + at) for at in range(count)]
     return outcome
+
+
+def _each_of(timestamps: Sequence[int] | int) -> Sequence[int]:
+    return [timestamps] if isinstance(timestamps, int) else timestamps
 
 
 def _picked(records: Columns, rows: Sequence[int]) -> Columns:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker.engine import Isolation, OffsetFound, Read, RecordsRead
 from penstock.coordination.group_commands import FetchOffsets, FetchResult
-from penstock.dialects.flymq.batches import batch_of_one, batches_of, large_batches
+from penstock.dialects.flymq.batches import batch_of_one, batches_of, large_batches, too_large
 from penstock.dialects.flymq.errors import check_group, checked
-from penstock.dialects.flymq.filters import SCANNED_BYTES_MAX, filter_of
+from penstock.dialects.flymq.filters import filter_of
 from penstock.dialects.flymq.turns import follow
 from penstock.dialects.flymq.wire import I64, INT64_MAX, U32, U64, InParts, Payload, Reader, raw
 from penstock.model.errors import BrokerError, Fault
@@ -31,9 +31,9 @@ FETCHED_RECORDS_MAX = 1_000
 API_FETCHED_RECORDS_MAX = 10_000
 WAIT_MS_MAX = 300_000
 """The original's read deadline: no client waits longer for an answer."""
-ANSWER_OVERHEAD_BYTES = 64
-"""Of an answer beside its records, with room to spare."""
 _ROW_BYTES = 16
+"""Of a record in the answer to a FETCH, beside key and value."""
+_ROWS_LEAD = struct.Struct(">IQ")
 _PLACE = struct.Struct(">iQ")
 _API_FETCH = struct.Struct(">iqiii")
 _FETCHED = struct.Struct(">qI")
@@ -71,7 +71,7 @@ def consume(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any
         key, value = record.key or b"", b"" if record.value is None else record.value
         size = 2 * U32.size + len(key) + len(value)
         if size > service.frame_bytes_max:
-            raise _too_large(offset, size, service.frame_bytes_max)
+            raise too_large(offset, size, service.frame_bytes_max)
         lead = b"".join((U32.pack(len(key)), key, U32.pack(len(value))))
         return lead + value if type(value) is bytes else InParts([lead, value])
 
@@ -83,22 +83,18 @@ def _gone(offset: int, next_offset: int) -> BrokerError:
     return BrokerError(Fault.OFFSET_OUT_OF_RANGE, f"no record at offset {offset}; next is {next_offset}")
 
 
-def _too_large(offset: int, size: int, size_max: int) -> BrokerError:
-    return BrokerError(
-        Fault.MESSAGE_TOO_LARGE, f"the record at offset {offset} has {size} bytes, a frame holds {size_max}"
-    )
-
-
 def fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
-    topic, partition, offset = reader.string(), reader.i32(), reader.offset()
+    topic, partition = reader.string(), reader.i32()
+    (asked,) = reader.numbers(U64)
+    offset = min(asked, INT64_MAX)
     wanted = reader.i32()
     text = reader.string() if reader.left else ""
     service.check_partition(topic, partition)
-    fits = filter_of(text) if text else None
+    wants = filter_of(text) if text else None
     wanted = FETCHED_RECORDS if wanted <= 0 else min(wanted, FETCHED_RECORDS_MAX)
-    room = service.frame_bytes_max - ANSWER_OVERHEAD_BYTES - _ROW_BYTES * wanted
-    scanned = wanted if fits is None else FETCHED_RECORDS_MAX
-    bytes_max = room if fits is None else min(room, SCANNED_BYTES_MAX)
+    room = service.frame_bytes_max - _ROWS_LEAD.size - _ROW_BYTES * wanted
+    scanned = wanted if wants is None else FETCHED_RECORDS_MAX
+    bytes_max = room if wants is None else min(room, wants.bytes_max)
 
     def look(offset: int) -> Any:
         return follow(service.engine.read_records(topic, partition, offset, scanned, max(bytes_max, 1)), found)
@@ -106,19 +102,19 @@ def fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
     def found(read: RecordsRead) -> Any:
         if read.fault is Fault.OFFSET_OUT_OF_RANGE:
             # Below the log start the records are gone; past the end there are none yet.
-            return look(read.log_start_offset) if offset < read.log_start_offset else _rows([], offset)
+            return look(read.log_start_offset) if offset < read.log_start_offset else _rows([], asked)
         checked(read.fault)
         next_offset = max(read.next_offset, offset)
         rows: list[bytes] = []
         for record in read.records:
-            if fits is not None and not fits(record):
+            if wants is not None and not wants.fits(record):
                 continue
             if len(rows) == wanted:
                 next_offset = record.offset
                 break
             row = b"".join((U64.pack(record.offset), raw(record.key or b""), raw(record.value or b"")))
-            if len(row) > service.frame_bytes_max - ANSWER_OVERHEAD_BYTES:
-                raise _too_large(record.offset, len(row), service.frame_bytes_max)
+            if _ROWS_LEAD.size + len(row) > service.frame_bytes_max:
+                raise too_large(record.offset, _ROWS_LEAD.size + len(row), service.frame_bytes_max)
             rows.append(row)
         return _rows(rows, next_offset)
 
@@ -126,7 +122,7 @@ def fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
 
 
 def _rows(rows: list[bytes], next_offset: int) -> bytes:
-    return b"".join((U32.pack(len(rows)), U64.pack(next_offset), *rows))
+    return b"".join((_ROWS_LEAD.pack(len(rows), next_offset), *rows))
 
 
 def subscribe(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
@@ -136,10 +132,10 @@ def subscribe(service: FlyMQService, session: FlyMQSession, reader: Reader) -> A
     if mode not in ("", "latest", "earliest", "commit"):
         raise BrokerError(Fault.INVALID_REQUEST, f"unknown subscribe mode: {mode}")
     session.subscribe(topic, group)
+    if mode == "earliest":
+        return U64.pack(start_of(service, topic, partition))
     if mode != "commit":
-        return U64.pack(
-            start_of(service, topic, partition) if mode == "earliest" else end_of(service, topic, partition)
-        )
+        return follow(end_of(service, topic, partition), U64.pack)
 
     def fetched(result: FetchResult | Fault) -> bytes:
         committed = committed_in(result, topic, partition)
@@ -157,21 +153,17 @@ def committed_in(result: FetchResult | Fault, topic: str, partition: int) -> int
 
 
 def start_of(service: FlyMQService, topic: str, partition: int) -> int:
-    return _place(service, topic, partition, EARLIEST)
+    found = service.engine.list_offset(topic, partition, EARLIEST, Isolation.READ_COMMITTED)
+    assert isinstance(found, OffsetFound), "the start of a log is known at once"
+    return _offset(found)
 
 
-def end_of(service: FlyMQService, topic: str, partition: int) -> int:
-    """Where the next committed record will be."""
-    found = service.engine.partition(topic, partition)
-    checked(Fault.UNKNOWN_TOPIC_OR_PARTITION if found is None else Fault.NONE)
-    assert found is not None
-    checked(Fault.STORAGE_ERROR if found.log is None else Fault.NONE)
-    return found.last_stable_offset
+def end_of(service: FlyMQService, topic: str, partition: int) -> Any:
+    """Where the next committed record will be, now or when all that is written by now is flushed."""
+    return follow(service.engine.list_offset(topic, partition, LATEST, Isolation.READ_COMMITTED), _offset)
 
 
-def _place(service: FlyMQService, topic: str, partition: int, which: int) -> int:
-    found = service.engine.list_offset(topic, partition, which, Isolation.READ_COMMITTED)
-    assert isinstance(found, OffsetFound), "the ends of a log are known at once"
+def _offset(found: OffsetFound) -> int:
     checked(found.fault)
     return found.offset
 
@@ -186,32 +178,33 @@ def api_fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> A
     there = engine.partition(topic, partition)
     if there is None:
         raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION)
-    hard_bytes_max = service.frame_bytes_max - ANSWER_OVERHEAD_BYTES
-    bytes_max = max(1, min(bytes_max, hard_bytes_max))
+    lead_bytes = session.head_bytes + _FETCHED.size
+    frame_bytes_max = service.frame_bytes_max
+    bytes_max = max(1, min(bytes_max, frame_bytes_max - lead_bytes))
     if bytes_min <= 0 or wait_ms <= 0:
         read = engine.read_records(topic, partition, offset, API_FETCHED_RECORDS_MAX, bytes_max, large=True)
         if isinstance(read, RecordsRead):
-            return _fetched(read, there, bytes_max, hard_bytes_max)
-        return follow(read, lambda read: _fetched(read, there, bytes_max, hard_bytes_max))
+            return _fetched(read, there, bytes_max, frame_bytes_max, lead_bytes)
+        return follow(read, lambda read: _fetched(read, there, bytes_max, frame_bytes_max, lead_bytes))
     reads = [Read(topic, partition, offset, bytes_max)]
     waited = engine.read(reads, bytes_max, bytes_min, min(wait_ms, WAIT_MS_MAX), Isolation.READ_COMMITTED)
 
     def look(_: Any) -> Any:
         read = engine.read_records(topic, partition, offset, API_FETCHED_RECORDS_MAX, bytes_max, large=True)
-        return follow(read, lambda read: _fetched(read, there, bytes_max, hard_bytes_max))
+        return follow(read, lambda read: _fetched(read, there, bytes_max, frame_bytes_max, lead_bytes))
 
     return follow(waited, look)
 
 
-def _fetched(read: RecordsRead, there: Partition, bytes_max: int, hard_bytes_max: int) -> Payload:
+def _fetched(read: RecordsRead, there: Partition, bytes_max: int, frame_bytes_max: int, lead_bytes: int) -> Payload:
     checked(read.fault)
     if read.larges:
-        count, parts = large_batches(read.larges, bytes_max, hard_bytes_max)
+        count, parts = large_batches(read.larges, bytes_max, frame_bytes_max, lead_bytes)
         return InParts([_FETCHED.pack(there.high_watermark, count), *parts])
     records = read.records
     if len(records) == 1:
-        return _FETCHED.pack(there.high_watermark, 1) + batch_of_one(records[0], hard_bytes_max)
-    batches, _ = batches_of(records, bytes_max, hard_bytes_max)
+        return _FETCHED.pack(there.high_watermark, 1) + batch_of_one(records[0], frame_bytes_max, lead_bytes)
+    batches, _ = batches_of(records, bytes_max, frame_bytes_max, lead_bytes)
     return b"".join((_FETCHED.pack(there.high_watermark, len(batches)), *batches))
 
 

@@ -1,4 +1,5 @@
-"""What all FlyMQ connections of a listener share: the engine, who subscribed, transactions, and the handlers.
+"""What all FlyMQ connections of a listener share: the engine, its settings and the handlers; and what those of all FlyMQ
+listeners of a broker share: who subscribed, and transactions.
 
 A handler is a function `(service, session, reader) -> payload | Pending[payload]`; it raises BrokerError, or its pending
 completes with one.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.dialects.flymq import groups, offsets, reading, topics, transactions
@@ -56,8 +58,19 @@ OPCODES: Mapping[int, Handler] = {
 }
 """PRODUCE is the session's own."""
 
-HOLDING = frozenset({Opcode.CREATE_TOPIC, Opcode.DELETE_TOPIC, Opcode.DELETE_GROUP})
-"""They take several steps, and what the same connection asks behind them has to find them done."""
+HOLDING = frozenset(
+    {
+        Opcode.CREATE_TOPIC,
+        Opcode.DELETE_TOPIC,
+        Opcode.DELETE_GROUP,
+        Opcode.RESET_OFFSET,
+        Opcode.TXN_BEGIN,
+        Opcode.TXN_COMMIT,
+        Opcode.TXN_ABORT,
+    }
+)
+"""They take several steps, and what the same connection asks behind them has to find them done. TXN_PRODUCE holds by
+itself, when it has to."""
 
 API_KEYS: Mapping[int, Handler] = {
     ApiKey.FETCH: reading.api_fetch,
@@ -74,14 +87,34 @@ API_KEYS: Mapping[int, Handler] = {
 """Produce is the session's own."""
 
 
+class Shared:
+    """By all FlyMQ listeners of a broker."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self.transactions = FlyMQTransactions(engine)
+        self.subscribers: dict[tuple[str, str], set[FlyMQSession]] = {}
+
+
+_SHARED: WeakValueDictionary[int, Shared] = WeakValueDictionary()
+"""By the id of the engine, which lives as long as what is here."""
+
+
+def _shared_by(engine: EmbeddedEngine) -> Shared:
+    shared = _SHARED.get(id(engine))
+    if shared is None:
+        shared = _SHARED[id(engine)] = Shared(engine)
+    return shared
+
+
 class FlyMQService:
     def __init__(self, engine: EmbeddedEngine, settings: ListenerSettings) -> None:
         self.engine = engine
         self.settings = settings
         self.frame_bytes_max = settings.frame_bytes_max
         self.placing = Placing(engine, settings)
-        self.transactions = FlyMQTransactions(self)
-        self._subscribers: dict[tuple[str, str], set[FlyMQSession]] = {}
+        self._shared = _shared_by(engine)
+        self.transactions = self._shared.transactions
+        self._subscribers = self._shared.subscribers
 
     @property
     def address(self) -> str:

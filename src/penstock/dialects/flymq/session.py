@@ -4,8 +4,8 @@ The first byte of a frame tells the kinds apart: AF begins an opcode frame, and 
 leave in the order of the requests, except that API-key frames of version 1 keep it within their stream only (`multiplexes`,
 `unordered_key`): a waiting fetch holds up its own stream and no other.
 
-What a request finds is what the one before it left. Only a few take several steps (making a topic, for one); those behind
-them, in the same order, wait in a lane. Everything else is performed as it comes.
+What a request finds is what the one before it left. Only a few take several steps (making a topic, ending a transaction);
+those behind them, in the same order, wait in a lane. Everything else is performed as it comes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from penstock.records.builder import Bytes
 
 SUBSCRIPTIONS_MAX = 10_000
 """Pairs of topic and group that one connection may subscribe to."""
+CHOSEN = -1
+"""The partition of a Produce by API key when the broker is to choose."""
 LANES_MAX = 64
 """Lanes that are kept although nothing is in them."""
 
@@ -49,7 +51,7 @@ _PRODUCE_VERSIONS = tuple(version.to_bytes(2, "big") for version in VERSIONS)
 
 
 class FlyMQSession:
-    __slots__ = ("_is_closed", "_lanes", "_service", "_start", "_subscriptions", "client_host")
+    __slots__ = ("_is_closed", "_lanes", "_service", "_start", "_subscriptions", "client_host", "head_bytes")
 
     multiplexes = True
 
@@ -59,6 +61,8 @@ class FlyMQSession:
         self._lanes: dict[int | None, Lane] = {}
         self._subscriptions: set[tuple[str, str]] = set()
         self._is_closed = False
+        self.head_bytes = 0
+        """What stands before the payload in the answer to the API-key frame that is being performed."""
         self._start: Start | None = None
         """How the last run of API-key frames began."""
 
@@ -157,7 +161,7 @@ class FlyMQSession:
         except BrokerError as error:
             return error
 
-    def _hold(self, request: Request, work: Any) -> Any:
+    def _hold(self, request: Request | type[OpcodeCall], work: Any) -> Any:
         """Do it in the lane of its order, so that what comes behind it waits."""
         lanes = self._lanes
         if len(lanes) >= LANES_MAX:
@@ -165,6 +169,10 @@ class FlyMQSession:
                 del lanes[key]
         lane = lanes.setdefault(request.unordered_key, Lane())
         return lane.run(work)
+
+    def hold(self, answer: Any) -> Any:
+        """What comes behind the opcode frame that is being performed waits for its answer."""
+        return self._hold(OpcodeCall, lambda: answer)
 
     def _run(self, run: OpcodeRun) -> Any:
         if self._service.placing.partitions(run.topic):
@@ -191,21 +199,24 @@ class FlyMQSession:
         topic, asked, timestamps = run.topic, run.asked, run.timestamps
         placing = self._service.placing
         count = placing.partitions(topic)
+        if asked < CHOSEN:
+            raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION)
         if type(timestamps) is int and (count == 1 or (count and asked >= 0)):
             run.partition = max(asked, 0)
             return placing.write(topic, run.partition, run.values, run.keys, timestamps)
-        return self._place(topic, asked, Columns(run.values, run.keys, timestamps), run)
+        records = Columns(run.values, run.keys, timestamps)
+        return self._place(run, topic, asked, lambda: placing.place(topic, asked, records))
 
     def _place_any(self, topic: str, asked: int, records: Columns) -> Any:
         """The partition field of PRODUCE holds when there is such a partition; the original never looks at it."""
         placing = self._service.placing
         return placing.place(topic, asked if 0 <= asked < placing.partitions(topic) else -1, records)
 
-    def _place(self, topic: str, asked: int, records: Columns, request: Request) -> Any:
-        placing = self._service.placing
-        if not placing.partitions(topic) and asked >= max(1, self._service.settings.partitions):
+    def _place(self, request: ApiCall | ApiRun | BatchRun, topic: str, asked: int, place: Callable[[], Any]) -> Any:
+        is_there = self._service.placing.partitions(topic) > 0
+        if asked < CHOSEN or (not is_there and asked >= max(1, self._service.settings.partitions)):
             raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION)
-        return self._when_there(topic, request, lambda: placing.place(topic, asked, records))
+        return self._when_there(topic, request, place)
 
     def _when_there(self, topic: str, request: Request, place: Callable[[], Any]) -> Any:
         """`place`, after the topic has been made if there is none."""
@@ -253,12 +264,21 @@ class FlyMQSession:
         handler = API_KEYS.get(call.key)
         if handler is None:
             raise BrokerError(Fault.UNSUPPORTED_VERSION, f"API key {call.key} is not known")
+        self.head_bytes = api_frames.head_bytes(call.version)
         return handler(self._service, self, Reader(call.payload))
 
     def _api_produce(self, call: ApiCall) -> Any:
         reader = Reader(call.payload)
         topic, asked = reader.string(), reader.i32()
         messages = read_batch(reader, self._service.frame_bytes_max)
+        placing = self._service.placing
+
+        def place() -> Any:
+            records = _columns(messages)
+            refusal = placing.refusal(topic, records)
+            if refusal is not None:
+                raise refusal
+            return placing.place(topic, asked, records)
 
         def answered(outcome: Outcome) -> bytes:
             placed = each(outcome, len(messages))
@@ -267,22 +287,30 @@ class FlyMQSession:
                     raise BrokerError(row.fault, row.text)
             return api_frames.places(placed)
 
-        return follow(self._place(topic, asked, _columns(messages), call), answered)
+        return follow(self._place(call, topic, asked, place), answered)
 
     def _batches(self, run: BatchRun) -> Any:
-        messages: list[Message] = []
-        run.counts = []
+        batches: list[list[Message] | BrokerError] = []
         for batch in run.batches:
             try:
-                some = read_batch(Reader(batch), self._service.frame_bytes_max)
+                batches.append(read_batch(Reader(batch), self._service.frame_bytes_max))
             except BrokerError as error:
-                run.counts.append(error)
-            else:
-                run.counts.append(len(some))
-                messages += some
-        if not messages:
-            return []
-        return self._place(run.topic, run.asked, _columns(messages), run)
+                batches.append(error)
+        if all(isinstance(batch, BrokerError) for batch in batches):
+            return self._place_batches(run, batches)
+        return self._place(run, run.topic, run.asked, lambda: self._place_batches(run, batches))
+
+    def _place_batches(self, run: BatchRun, batches: list[list[Message] | BrokerError]) -> Any:
+        placing = self._service.placing
+        records = _columns_of_all(batches)
+        if placing.refusal(run.topic, records) is not None:
+            batches = [
+                batch if isinstance(batch, BrokerError) else placing.refusal(run.topic, _columns(batch)) or batch
+                for batch in batches
+            ]
+            records = _columns_of_all(batches)
+        run.counts = [batch if isinstance(batch, BrokerError) else len(batch) for batch in batches]
+        return placing.place(run.topic, run.asked, records) if records.values else []
 
     # ------------------------------------------------------------------------------------------------ bytes out
 
@@ -331,6 +359,10 @@ class FlyMQSession:
         for pair in self._subscriptions:
             self._service.unsubscribe(pair, self)
         self._subscriptions.clear()
+
+
+def _columns_of_all(batches: list[list[Message] | BrokerError]) -> Columns:
+    return _columns([message for batch in batches if isinstance(batch, list) for message in batch])
 
 
 def _columns(messages: list[Message]) -> Columns:

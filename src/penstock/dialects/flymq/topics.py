@@ -11,6 +11,7 @@ from penstock.dialects.flymq.wire import I16, I32, TRUE, U64, Reader, array, int
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fault_tables import KAFKA_CODES as CODES
 from penstock.model.ids import is_internal, topic_name
+from penstock.model.pending import gather
 
 if TYPE_CHECKING:
     from penstock.dialects.flymq.service import FlyMQService
@@ -56,14 +57,21 @@ def list_topics(service: FlyMQService, session: FlyMQSession, reader: Reader) ->
     return array([string(info.name) for info in _shown(service)])
 
 
-def metadata(service: FlyMQService, session: FlyMQSession, reader: Reader) -> bytes:
+def metadata(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
     name = reader.string()
     info = _known(service, name)
-    rows = []
-    for at, _, _ in info.partitions:
-        ends = U64.pack(start_of(service, name, at)) + U64.pack(end_of(service, name, at))
-        rows.append(I32.pack(at) + I32.pack(service.engine.identity.node_id) + ends)
-    return string(name) + array(rows)
+    numbers = [at for at, _, _ in info.partitions]
+    starts = [start_of(service, name, at) for at in numbers]
+
+    def described(ends: list[int | BrokerError]) -> bytes:
+        rows = []
+        for at, start, end in zip(numbers, starts, ends, strict=True):
+            if isinstance(end, BrokerError):
+                raise end
+            rows.append(I32.pack(at) + I32.pack(service.engine.identity.node_id) + U64.pack(start) + U64.pack(end))
+        return string(name) + array(rows)
+
+    return follow(gather([end_of(service, name, at) for at in numbers]), described)
 
 
 def cluster_metadata(service: FlyMQService, session: FlyMQSession, reader: Reader) -> bytes:
@@ -102,10 +110,8 @@ def api_metadata(service: FlyMQService, session: FlyMQSession, reader: Reader) -
     names = reader.array(reader.string, 2)
     node_id = service.engine.identity.node_id
     broker = I32.pack(node_id) + string(service.settings.advertised_host) + I32.pack(service.settings.advertised_port)
-    if names:
-        rows = [_described(service, name, node_id) for name in names]
-    else:
-        rows = [_described(service, info.name, node_id) for info in _shown(service)]
+    names = names or [info.name for info in service.engine.topics()]
+    rows = [_described(service, name, node_id) for name in names]
     return b"".join((string(service.engine.identity.cluster_id), array([broker]), array(rows)))
 
 

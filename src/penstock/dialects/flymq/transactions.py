@@ -14,6 +14,7 @@ import re
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
+from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import Acks, Append, Appended, Isolation, Read
 from penstock.coordination.producers import ProducerRow
 from penstock.coordination.transaction_commands import (
@@ -25,7 +26,7 @@ from penstock.coordination.transaction_commands import (
 )
 from penstock.coordination.transaction_states import Identity, Status, TransactionState
 from penstock.dialects.flymq.opcode_frames import record_metadata
-from penstock.dialects.flymq.placing import Columns
+from penstock.dialects.flymq.placing import Columns, Placing
 from penstock.dialects.flymq.turns import Lane, detached, follow
 from penstock.dialects.flymq.wire import TRUE, Reader, string
 from penstock.model.errors import BrokerError, Fault
@@ -53,7 +54,18 @@ _OVER = frozenset({Fault.PRODUCER_FENCED, Fault.INVALID_PRODUCER_EPOCH, Fault.IN
 
 
 class Transaction:
-    __slots__ = ("begun_ms", "first_offsets", "identity", "lane", "name", "quiet", "sequences", "slot", "unanswered")
+    __slots__ = (
+        "begun_ms",
+        "entering",
+        "first_offsets",
+        "identity",
+        "lane",
+        "name",
+        "quiet",
+        "sequences",
+        "slot",
+        "unanswered",
+    )
 
     def __init__(self, slot: int, identity: Identity, begun_ms: int) -> None:
         self.slot = slot
@@ -64,10 +76,17 @@ class Transaction:
         """The next of each partition."""
         self.first_offsets: dict[tuple[str, int], int] = {}
         self.lane = Lane()
+        self.entering = 0
+        """Unanswered produces into partitions it had nothing in: they are in the log when the coordinator knows of them."""
         self.unanswered = 0
         """Produces that are not flushed yet."""
         self.quiet: Pending[None] | None = None
         """Completed when there are none: who ends the transaction waits for it."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was produced so far is in the log."""
+        return not self.lane.busy and not self.entering
 
     @property
     def transactional_id(self) -> str:
@@ -75,11 +94,10 @@ class Transaction:
 
 
 class FlyMQTransactions:
-    """The transactions of a broker, for all its FlyMQ connections."""
+    """The transactions of a broker, for the FlyMQ connections of all its listeners."""
 
-    def __init__(self, service: FlyMQService) -> None:
-        self._service = service
-        self._engine = service.engine
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self._engine = engine
         self._open: OrderedDict[str, Transaction] = OrderedDict()
         """By name, the oldest first."""
         self._ended: OrderedDict[str, str] = OrderedDict()
@@ -152,6 +170,9 @@ class FlyMQTransactions:
 
     # ------------------------------------------------------------------------------------------------ find
 
+    def open_now(self, name: str) -> Transaction | None:
+        return self._open.get(name)
+
     def find(self, name: str) -> Any:
         """The open transaction of that name, now or later; a BrokerError when there is none."""
         known = self._open.get(name)
@@ -194,22 +215,24 @@ class FlyMQTransactions:
 
     # ------------------------------------------------------------------------------------------------ produce
 
-    def produce(self, transaction: Transaction, topic: str, value: bytes) -> Any:
+    def produce(self, placing: Placing, transaction: Transaction, topic: str, value: bytes) -> Any:
         """Produces of a transaction follow each other without waiting: the broker keeps their order."""
         lane = transaction.lane
-        placing = self._service.placing
-        if lane.busy:
-            return lane.run(lambda: self._produce(transaction, topic, value))
-        if not placing.partitions(topic):
-            return lane.run(lambda: follow(placing.create(topic), lambda _: self._produce(transaction, topic, value)))
-        return self._produce(transaction, topic, value)
 
-    def _produce(self, transaction: Transaction, topic: str, value: bytes) -> Any:
+        def work() -> Any:
+            return self._produce(placing, transaction, topic, value)
+
+        if lane.busy:
+            return lane.run(work)
+        if not placing.partitions(topic):
+            return lane.run(lambda: follow(placing.create(topic), lambda _: work()))
+        return work()
+
+    def _produce(self, placing: Placing, transaction: Transaction, topic: str, value: bytes) -> Any:
         self._check_open(transaction)
-        placing = self._service.placing
         count = placing.partitions(topic)
         if not count:
-            return follow(placing.create(topic), lambda _: self._produce(transaction, topic, value))
+            return follow(placing.create(topic), lambda _: self._produce(placing, transaction, topic, value))
         partition = placing.choose(topic, Columns([value]), count)[0]
         place = topic, partition
         now_ms = self._engine.now_ms()
@@ -226,6 +249,8 @@ class FlyMQTransactions:
         )
         transaction.sequences[place] = sequence + 1
         transaction.unanswered += 1
+        enters = place not in transaction.first_offsets
+        transaction.entering += enters
 
         def appended(results: list[Appended]) -> bytes:
             result = results[0]
@@ -234,6 +259,7 @@ class FlyMQTransactions:
             else:
                 transaction.sequences.pop(place, None)
             transaction.unanswered -= 1
+            transaction.entering -= enters
             if not transaction.unanswered and transaction.quiet is not None:
                 transaction.quiet.complete(None)
             if result.fault in _OVER:
@@ -335,10 +361,12 @@ def txn_begin(service: FlyMQService, session: FlyMQSession, reader: Reader) -> A
 def txn_produce(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
     name, topic, value = reader.string(), reader.string(), reader.raw()
     transactions = service.transactions
-    return follow(
-        transactions.find(name),
-        lambda transaction: transactions.produce(transaction, topic, value),
+    known = transactions.open_now(name)
+    answer = follow(
+        transactions.find(name) if known is None else known,
+        lambda transaction: transactions.produce(service.placing, transaction, topic, value),
     )
+    return answer if known is not None and known.is_settled else session.hold(answer)
 
 
 def txn_commit(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
