@@ -16,6 +16,7 @@ from penstock.broker.reads import Reads
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
 from penstock.records.builder import NewRecord, build_batch
+from penstock.records.control import Marker, MarkerKind
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.files import Disk, LogFile
 from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, turns, until
@@ -417,5 +418,26 @@ def test_offsets_by_time_are_found_to_the_record_within_the_bounds_of_the_log(tm
             assert await at(offsets.LATEST) == (8, -1)
             assert await answer_of(engine.delete_records("t", 0, 6)) == (Fault.NONE, 6)
             assert await at(501) == (7, 850), "the batch that the log starts in has its late record below the start"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("flush", ["os", "acks"])
+def test_a_read_that_an_abort_wakes_is_told_of_the_abort(tmp_path: Path, flush: str) -> None:
+    """Or it would take the records of the transaction for committed ones."""
+
+    async def run() -> None:
+        async with engine_on(tmp_path, Disk(), flush=flush) as engine:
+            partition = engine.partition("t", 0)
+            assert partition is not None
+            fields: Any = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+            partition.append_own(build_batch([NewRecord(1, None, b"taken back")], **fields), 1)
+            waiting = engine.read([Read("t", 0, 0, PLENTY)], PLENTY, 1, 20_000, Isolation.READ_COMMITTED)
+            assert isinstance(waiting, Pending)
+            await turns()
+            assert not waiting.done
+            partition.append_marker(Marker(MarkerKind.ABORT, 0), 7, 0, 1, 1)
+            [found] = await asyncio.wait_for(answer_of(waiting), 10)
+            assert (found.last_stable_offset, found.aborted) == (2, [(7, 0)])
 
     asyncio.run(run())
