@@ -441,3 +441,25 @@ def test_a_read_that_an_abort_wakes_is_told_of_the_abort(tmp_path: Path, flush: 
             assert (found.last_stable_offset, found.aborted) == (2, [(7, 0)])
 
     asyncio.run(run())
+
+
+def test_committed_records_do_not_end_before_the_log_starts(tmp_path: Path) -> None:
+    """Records may be deleted under an open transaction."""
+
+    async def run() -> None:
+        async with engine_on(tmp_path, Disk(), flush="os", configs={"retention.ms": "-1"}) as engine:
+            partition = engine.partition("t", 0)
+            assert partition is not None
+            fields: Any = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+            partition.append_own(build_batch([NewRecord(1, None, b"undecided")] * 5, **fields), 1)
+            await write(engine, 0, [b"plain"] * 5)
+            assert partition.last_stable_offset == 0
+            assert await answer_of(engine.delete_records("t", 0, 8)) == (Fault.NONE, 8)
+            end = await answer_of(engine.list_offset("t", 0, offsets.LATEST, Isolation.READ_COMMITTED))
+            assert (end.offset, partition.last_stable_offset) == (8, 8)
+            [found] = await answer_of(engine.read([Read("t", 0, 8, PLENTY)], PLENTY, 0, 0, Isolation.READ_COMMITTED))
+            assert (found.fault, found.records, found.last_stable_offset) == (Fault.NONE, None, 8)
+            partition.append_marker(Marker(MarkerKind.COMMIT, 0), 7, 0, 1, 1)
+            assert partition.last_stable_offset == 11
+
+    asyncio.run(run())

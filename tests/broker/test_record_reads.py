@@ -110,7 +110,7 @@ def test_a_record_behind_an_open_transaction_is_waited_for_until_its_flush_and_n
     disk = CueDisk()
 
     async def run() -> None:
-        async with engine_on(tmp_path, disk, flush="acks") as engine:
+        async with engine_on(tmp_path, disk, flush="acks", configs={"retention.ms": "-1"}) as engine:
             opened = build_batch(
                 [NewRecord(1, None, b"undecided")],
                 producer_id=7,

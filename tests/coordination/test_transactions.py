@@ -227,6 +227,23 @@ def test_fencing_the_last_epoch_leaves_a_new_producer_id_to_the_next_client() ->
     assert granted(desk.init(expected=last)) == new
 
 
+def test_the_epoch_that_only_fences_is_nobodys() -> None:
+    """Who shows it could begin what no later epoch can end."""
+    desk = Desk()
+    last = desk.at_epoch(EPOCH_MAX - 1)
+    desk.add(last, P0)
+    desk.now_ms += TIMEOUT_MS
+    desk.finish(desk.coordinator.tick(desk.now_ms))
+    guessed = Identity(last.producer_id, EPOCH_MAX)
+    assert desk.state.identity == guessed
+    assert desk.add(guessed, P0) is Fault.PRODUCER_FENCED
+    for commit in (False, True):
+        answer = desk.end(guessed, commit=commit).answer
+        assert isinstance(answer, ProducerResult)
+        assert answer.fault is Fault.PRODUCER_FENCED
+    assert granted(desk.init()) == (last.producer_id + 1, 0)
+
+
 # -------------------------------------------------------------------------------------------------------- partitions
 
 

@@ -133,6 +133,7 @@ class EmbeddedEngine:
         )
         self._transactional = TransactionalAppends(self.transactions, self._find, self.append_many)
         self.append_transactional = self._transactional.append
+        self.behind_appends = self._transactional.behind
         self.housekeeping = Housekeeping(
             directory,
             self._partitions.values,
@@ -179,8 +180,9 @@ class EmbeddedEngine:
         self.cleaning.start()
 
     def release_waiters(self) -> None:
-        """Answer every long poll with what there is: the first step of stopping."""
+        """Answer every long poll with what there is, and who waits in a rebalance: the first step of stopping."""
         self._reads.stopping = True
+        self.groups.stop()
         for partition in list(self._partitions.values()):
             partition.wake()
 
@@ -335,10 +337,13 @@ class EmbeddedEngine:
         place = offsets.place_of(found, found.log, timestamp)
         if place is not None:
             return place
-        return self.spawn(
-            offsets.find_timestamp(found, found.log, timestamp, isolation, self._readers, self.directory.disk),
-            lambda _: OffsetFound(Fault.UNKNOWN),
-        )
+        log = found.log
+
+        def find(_: None) -> Pending[OffsetFound]:
+            looking = offsets.find_timestamp(found, log, timestamp, isolation, self._readers, self.directory.disk)
+            return self.spawn(looking, lambda _: OffsetFound(Fault.UNKNOWN))
+
+        return in_turn(found.once_readable(lambda: None), find)
 
     def epoch_end(self, topic: str, partition: int, current_leader_epoch: int, leader_epoch: int) -> EpochEnd:
         found = self._partitions.get((topic, partition))
@@ -346,8 +351,13 @@ class EmbeddedEngine:
             return EpochEnd(Fault.UNKNOWN_TOPIC_OR_PARTITION)
         return offsets.epoch_end(found, current_leader_epoch, leader_epoch)
 
-    def delete_records(self, topic: str, partition: int, offset: int) -> Pending[tuple[Fault, int]]:
-        return self.spawn(self._delete_records(topic, partition, offset), lambda _: (Fault.UNKNOWN, -1))
+    def delete_records(self, topic: str, partition: int, offset: int) -> tuple[Fault, int] | Pending[tuple[Fault, int]]:
+        found = self._partitions.get((topic, partition))
+        written = None if found is None else found.once_readable(lambda: None)
+        return in_turn(
+            written,
+            lambda _: self.spawn(self._delete_records(topic, partition, offset), lambda _: (Fault.UNKNOWN, -1)),
+        )
 
     async def _delete_records(self, topic: str, partition: int, offset: int) -> tuple[Fault, int]:
         found = self._partitions.get((topic, partition))

@@ -249,6 +249,6 @@ class Engine(Protocol):
         """Set or, with None, unset topic configs."""
         ...
 
-    def delete_records(self, topic: str, partition: int, offset: int) -> Pending[tuple[Fault, int]]:
+    def delete_records(self, topic: str, partition: int, offset: int) -> tuple[Fault, int] | Pending[tuple[Fault, int]]:
         """Move the log start offset up (-1: to the high watermark); the new log start offset."""
         ...

@@ -7,6 +7,7 @@ where the flush policy promises durability, else to the log end. Whoever waits f
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -33,6 +34,8 @@ from penstock.records.record import read_records
 from penstock.storage.log import PartitionLog
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _CODECS_MAX = 4
 _LONG_MAX = 2**63 - 1
@@ -116,7 +119,11 @@ class Partition:
     @property
     def last_stable_offset(self) -> int:
         undecided = self.producers.first_undecided_offset
-        return self.high_watermark if undecided is None else min(undecided, self.high_watermark)
+        if undecided is None:
+            return self.high_watermark
+        # records may be deleted under an open transaction
+        start = 0 if self.log is None else self.log.log_start_offset
+        return min(max(undecided, start), self.high_watermark)
 
     # ------------------------------------------------------------------------------------------------ appending
 
@@ -410,12 +417,13 @@ class Partition:
         waiting, self._flush_waiters = self._flush_waiters, deque()
         flushed, failed = log.flushed_offset, log.failure is not None
         for offset, callback in waiting:
-            if offset <= flushed:
-                callback(Fault.NONE)
-            elif failed:
-                callback(Fault.STORAGE_ERROR)
-            else:
+            if offset > flushed and not failed:
                 self._flush_waiters.append((offset, callback))
+                continue
+            try:
+                callback(Fault.NONE if offset <= flushed else Fault.STORAGE_ERROR)
+            except Exception:
+                logger.exception("%s: one that waited for a flush failed; the others go on", self.id)
 
     def flush_is_due(self, now_ms: int, next_look_ms: int, flush_interval_ms: int) -> bool:
         """Whether what was appended would wait too long for a timed flush if this waited for the next look.

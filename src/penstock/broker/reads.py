@@ -42,6 +42,7 @@ class Reads:
     def read(
         self, reads: Sequence[Read], max_bytes: int, min_bytes: int, max_wait_ms: int, isolation: int
     ) -> list[ReadResult] | Pending[list[ReadResult]]:
+        min_bytes = min(min_bytes, max_bytes)
         try:
             results, size, final = self.look(reads, max_bytes, isolation)
         except Cold as cold:

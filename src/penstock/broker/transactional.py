@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from penstock.broker.engine import Append, Appended
 from penstock.broker.partition import Partition
@@ -19,8 +20,10 @@ from penstock.coordination.transaction_commands import AddPartitions, Partitions
 from penstock.coordination.transaction_states import Identity
 from penstock.model.errors import Fault
 from penstock.model.ids import TopicName, TopicPartition
-from penstock.model.pending import Pending
+from penstock.model.pending import Pending, settle
 from penstock.records.batch import Batch, BatchError
+
+T = TypeVar("T")
 
 Results = list[Appended]
 
@@ -39,6 +42,13 @@ class _Waiting(NamedTuple):
     answer: Pending[Results]
 
 
+class _Behind(NamedTuple):
+    """Something that may be asked only when the appends before it are in the log, or refused."""
+
+    ask: Callable[[], Any]
+    answer: Pending[Any]
+
+
 class TransactionalAppends:
     def __init__(
         self, transactions: Transactions, find: Callable[[str, int], Partition | None], append_many: AppendMany
@@ -46,7 +56,7 @@ class TransactionalAppends:
         self._transactions = transactions
         self._find = find
         self._append_many = append_many
-        self._queues: dict[str, deque[_Waiting]] = {}
+        self._queues: dict[str, deque[_Waiting | _Behind]] = {}
         """By transactional id, while one of its appends waits for the coordinator: those behind it."""
 
     def append(
@@ -63,18 +73,46 @@ class TransactionalAppends:
             queue.append(waiting)
         return waiting.answer
 
+    def behind(self, transactional_id: str, ask: Callable[[], T | Pending[T]]) -> T | Pending[T]:
+        """What `ask` gives when the appends that came before are in the log or refused: a transaction ends with them."""
+        queue = self._queues.get(transactional_id)
+        if queue is None:
+            return ask()
+        answer: Pending[T] = Pending()
+        queue.append(_Behind(ask, answer))
+        return answer
+
     def _go_on(self, transactional_id: str) -> None:
-        """Append what is first in the queue until one has to wait for the coordinator again, or none is left."""
+        """Append what is first in the queue until one has to wait for the coordinator, or none is left."""
         queue = self._queues[transactional_id]
         while queue:
             first = queue[0]
+            if isinstance(first, _Behind):
+                queue.popleft()
+                settle(first.answer, first.ask())
+                continue
             strangers = self._strangers(first.appends)
             if strangers:
-                self._ask(transactional_id, first, strangers)
-                return
+                asked = self._ask(transactional_id, first, strangers)
+                if isinstance(asked, Pending) and not asked.done:
+                    asked.then(partial(self._go_on_told, transactional_id, first, strangers))
+                    return
+                self._take(first, strangers, asked.result if isinstance(asked, Pending) else asked)
+            else:
+                settle(first.answer, self._append_many(first.appends, first.acks))
             queue.popleft()
-            _pass_on(self._append_many(first.appends, first.acks), first.answer)
         del self._queues[transactional_id]
+
+    def _go_on_told(
+        self,
+        transactional_id: str,
+        waiting: _Waiting,
+        strangers: dict[Identity, set[TopicPartition]],
+        result: PartitionsResult | Fault,
+    ) -> None:
+        self._take(waiting, strangers, result)
+        self._queues[transactional_id].popleft()
+        self._go_on(transactional_id)
 
     def _strangers(self, appends: Sequence[Append]) -> dict[Identity, set[TopicPartition]]:
         """Partitions on which a transaction would begin, by who begins it."""
@@ -92,40 +130,31 @@ class TransactionalAppends:
                 strangers.setdefault(identity, set()).add(TopicPartition(TopicName(topic), index))
         return strangers
 
-    def _ask(self, transactional_id: str, waiting: _Waiting, strangers: dict[Identity, set[TopicPartition]]) -> None:
+    def _ask(
+        self, transactional_id: str, waiting: _Waiting, strangers: dict[Identity, set[TopicPartition]]
+    ) -> PartitionsResult | Fault | Pending[PartitionsResult | Fault]:
         if len(strangers) > 1:
-            self._told(transactional_id, waiting, strangers, Fault.INVALID_REQUEST)
-            return
+            return Fault.INVALID_REQUEST
         ((identity, partitions),) = strangers.items()
         kind = AddPartitions if waiting.adds_partitions else VerifyPartitions
-        asked = self._transactions.ask(transactional_id, kind(transactional_id, identity, frozenset(partitions)))
-        if isinstance(asked, Pending):
-            asked.then(lambda result: self._told(transactional_id, waiting, strangers, result))
-        else:
-            self._told(transactional_id, waiting, strangers, asked)
+        return self._transactions.ask(transactional_id, kind(transactional_id, identity, frozenset(partitions)))
 
-    def _told(
-        self,
-        transactional_id: str,
-        waiting: _Waiting,
-        strangers: dict[Identity, set[TopicPartition]],
-        result: PartitionsResult | Fault,
+    def _take(
+        self, waiting: _Waiting, strangers: dict[Identity, set[TopicPartition]], result: PartitionsResult | Fault
     ) -> None:
         """The coordinator's word on the first in the queue: let it in, or refuse it."""
         fault = result if isinstance(result, Fault) else result.fault
-        self._queues[transactional_id].popleft()
-        if fault is Fault.NONE:
-            unknown = frozenset() if isinstance(result, Fault) else result.strangers
-            for identity, partitions in strangers.items():
-                for place in partitions - unknown:
-                    partition = self._find(*place)
-                    if partition is not None:
-                        partition.producers.verified(*identity)
-            _pass_on(self._append_many(waiting.appends, waiting.acks), waiting.answer)
-        else:
+        if fault is not Fault.NONE:
             refused = Appended(_told_to_producers(fault, waiting.adds_partitions))
             waiting.answer.complete([refused] * len(waiting.appends))
-        self._go_on(transactional_id)
+            return
+        unknown = frozenset() if isinstance(result, Fault) else result.strangers
+        for identity, partitions in strangers.items():
+            for place in partitions - unknown:
+                partition = self._find(*place)
+                if partition is not None:
+                    partition.producers.verified(*identity)
+        settle(waiting.answer, self._append_many(waiting.appends, waiting.acks))
 
 
 def _told_to_producers(fault: Fault, knows_transactions: bool) -> Fault:
@@ -136,10 +165,3 @@ def _told_to_producers(fault: Fault, knows_transactions: bool) -> Fault:
 
 def _copied(appends: Sequence[Append]) -> list[Append]:
     return [Append(topic, partition, memoryview(bytearray(records))) for topic, partition, records in appends]
-
-
-def _pass_on(result: Results | Pending[Results], answer: Pending[Results]) -> None:
-    if isinstance(result, Pending):
-        result.then(answer.complete)
-    else:
-        answer.complete(result)

@@ -273,7 +273,7 @@ class TransactionCoordinator:
         current = state.identity
         if identity.producer_id not in (current.producer_id, state.producer_id):
             return Fault.INVALID_PRODUCER_ID_MAPPING
-        if identity != current:
+        if identity != current or identity.producer_epoch == EPOCH_MAX:  # which nobody was given: it only fences
             return Fault.PRODUCER_FENCED
         return Fault.CONCURRENT_TRANSACTIONS if state.prepared else Fault.NONE
 
@@ -315,7 +315,7 @@ class TransactionCoordinator:
             return ProducerResult(Fault.NONE, *current)
         if identity.producer_id not in (current.producer_id, state.producer_id):
             return ProducerResult(Fault.INVALID_PRODUCER_ID_MAPPING)
-        if identity != current:
+        if identity != current or identity.producer_epoch == EPOCH_MAX:
             return ProducerResult(Fault.PRODUCER_FENCED)
         if state.prepared:
             return ProducerResult(Fault.CONCURRENT_TRANSACTIONS)
@@ -340,9 +340,8 @@ class TransactionCoordinator:
     def _fence(self, name: str, state: TransactionState, last_epoch: int, now_ms: int) -> None:
         """Abort the ongoing transaction under a new epoch that its client does not get; `last_epoch` when it will, by
         repeating its request."""
-        raised = state._replace(
-            producer_epoch=state.producer_epoch + 1, last_producer_epoch=last_epoch, transaction_version=2
-        )
+        epoch = min(state.producer_epoch + 1, EPOCH_MAX)
+        raised = state._replace(producer_epoch=epoch, last_producer_epoch=last_epoch, transaction_version=2)
         self._prepare(name, raised, False, now_ms)
 
     def _prepare(self, name: str, state: TransactionState, commit: bool, now_ms: int) -> ProducerResult:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import types
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,10 @@ class StandIn:
     def take_offline(self, topic: str, partition: int) -> None:
         found = self._partitions[topic, partition]
         found.online, found.log, found.reason = False, None, "no disk"
+
+    @staticmethod
+    def behind_appends(_name: str, ask: Callable[[], Any]) -> Any:
+        return ask()  # no appends wait here
 
     def partition(self, topic: str, partition: int) -> Any:
         return self._partitions.get((topic, partition))

@@ -26,47 +26,42 @@ Answers = list[tuple[TopicKey, list[PartitionAnswer]]]
 
 
 class FetchCall:
-    __slots__ = ("_request", "_service", "_version")
+    __slots__ = ("_request", "_service", "_unknown", "_version")
 
     def __init__(self, service: KafkaService, request: FetchRequest, version: int) -> None:
         self._service = service
         self._request = request
         self._version = version
+        self._unknown: set[TopicKey] = set()
+        """Ids of topics that there are not."""
 
     def perform(self) -> Answers | Pending[Answers]:
         request = self._request
         engine = self._service.engine
         reads: list[Read] = []
+        max_wait_ms = request.max_wait_ms
         for topic, partitions in request.topics:
             name = engine.topic_name_of(topic) if isinstance(topic, bytes) else topic
             if name is None:
-                return self._refused(Fault.UNKNOWN_TOPIC_ID)
+                self._unknown.add(topic)
+                max_wait_ms = 0  # an error does not wait
+                continue
             for partition, epoch, offset, _, max_bytes in partitions:
                 reads.append(Read(name, partition, offset, max_bytes, epoch))
         found = engine.read(
-            reads,
-            min(request.max_bytes, FETCH_BYTES_MAX),
-            request.min_bytes,
-            request.max_wait_ms,
-            request.isolation_level,
+            reads, min(request.max_bytes, FETCH_BYTES_MAX), request.min_bytes, max_wait_ms, request.isolation_level
         )
         return found.map(self._answers) if isinstance(found, Pending) else self._answers(found)
-
-    def _refused(self, unknown: Fault) -> Answers:
-        """A topic id that is not known: that partition says so, the others are to be asked again."""
-        engine = self._service.engine
-        answers: Answers = []
-        for topic, partitions in self._request.topics:
-            known = not isinstance(topic, bytes) or engine.topic_name_of(topic) is not None
-            error = 0 if known else CODES[unknown]
-            answers.append((topic, [PartitionAnswer(entry.partition, error, -1) for entry in partitions]))
-        return answers
 
     def _answers(self, results: list[ReadResult]) -> Answers:
         rest = iter(results)
         committed = self._request.isolation_level == READ_COMMITTED
         answers: Answers = []
         for topic, partitions in self._request.topics:
+            if topic in self._unknown:
+                error = CODES[Fault.UNKNOWN_TOPIC_ID]
+                answers.append((topic, [PartitionAnswer(entry.partition, error, -1) for entry in partitions]))
+                continue
             row = []
             for entry in partitions:
                 fault, high_watermark, stable, start, records, aborted = next(rest)

@@ -249,11 +249,16 @@ _I32_PACK = struct.Struct(">i").pack
 _I64_PACK = struct.Struct(">q").pack
 
 
+_STRING_BYTES_MAX = 2**15 - 1
+
+
 def _put_string(out: bytearray, value: str | None) -> None:
     if value is None:
         out += b"\xff\xff"
     else:
         data = value.encode()
+        if len(data) > _STRING_BYTES_MAX:  # an error's text may have the peer's own long name in it
+            data = data[:_STRING_BYTES_MAX].decode(errors="ignore").encode()
         out += _I16_PACK(len(data))
         out += data
 

@@ -7,15 +7,20 @@ version that was asked.
 
 The peer is wrong when its bytes are no request, when it asks for what ApiVersions did not announce, or when a produce
 without acknowledgement fails: Kafka has no error answer for these, so the connection is closed with one log line.
+
+Kafka handles a request of a connection after the one before it. Here a request is performed when it arrives, and only those
+that change what others find (`HOLDING`) hold up what is behind them until they are done. Records of a transaction and its
+end keep their order in the broker.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.broker.engine import Append, Appended
+from penstock.broker.holding import HoldingSession
 from penstock.dialects.kafka import fetch, kio_bridge, produce
 from penstock.dialects.kafka.apis import ApiKey, api_name, is_served
 from penstock.dialects.kafka.errors import CODES
@@ -35,6 +40,31 @@ _VERSION_THAT_ADDS_PARTITIONS = 12
 """From Produce 12 on a transactional batch adds its partition to the transaction by itself (KIP-890)."""
 
 
+HOLDING = frozenset(
+    {
+        ApiKey.METADATA,  # which may make topics, and waits only then
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.DELETE_RECORDS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.DELETE_GROUPS,
+        ApiKey.OFFSET_DELETE,
+        ApiKey.INIT_PRODUCER_ID,
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.TXN_OFFSET_COMMIT,
+        ApiKey.END_TXN,
+    }
+)
+
+
+class _Raised(NamedTuple):
+    """What a request ended in that may have been performed later than it came."""
+
+    error: Exception
+
+
 class ProduceRun:
     """Produce requests in a row that differ in nothing but their records."""
 
@@ -48,6 +78,10 @@ class ProduceRun:
         self.transactional_id = prefix.transactional_id
         self.items = items
 
+    def own(self) -> None:
+        """Borrow nothing any more."""
+        self.items = [(number, memoryview(bytearray(records))) for number, records in self.items]
+
 
 class ProduceCall:
     """A Produce request for several partitions."""
@@ -58,6 +92,13 @@ class ProduceCall:
         self.version = header.version
         self.correlation_id = header.correlation_id
         self.request = request
+
+    def own(self) -> None:
+        """Borrow nothing any more."""
+        self.request.topics = [
+            (topic, [(at, None if records is None else memoryview(bytearray(records))) for at, records in partitions])
+            for topic, partitions in self.request.topics
+        ]
 
 
 class Call:
@@ -73,10 +114,11 @@ class Call:
         self.body = body
 
 
-class KafkaSession:
+class KafkaSession(HoldingSession):
     __slots__ = ("_prefix", "_service", "client_host")
 
     def __init__(self, service: KafkaService, client_host: str = "") -> None:
+        super().__init__()
         self._service = service
         self._prefix: ProducePrefix | None = None
         self.client_host = client_host
@@ -135,14 +177,18 @@ class KafkaSession:
 
     # ------------------------------------------------------------------------------------------------ broker
 
-    def perform(self, request: Any) -> Any:
-        if type(request) is ProduceRun:
-            return self._perform_run(request)
-        if type(request) is ProduceCall:
-            return self._perform_produce(request)
-        if request.key == ApiKey.FETCH:
-            return FetchCall(self._service, request.body, request.version).perform()
-        return self._service.perform(request, self)
+    def _do(self, request: Any) -> Any:
+        try:
+            if type(request) is ProduceRun:
+                return self._perform_run(request)
+            if type(request) is ProduceCall:
+                return self._perform_produce(request)
+            if request.key == ApiKey.FETCH:
+                return FetchCall(self._service, request.body, request.version).perform()
+            result = self._service.perform(request, self)
+        except Exception as error:  # noqa: BLE001 - raised again with the answer
+            return _Raised(error)
+        return self._hold(result) if request.key in HOLDING else result
 
     def _perform_run(self, run: ProduceRun) -> list[Appended] | Pending[list[Appended]]:
         engine = self._service.engine
@@ -196,6 +242,8 @@ class KafkaSession:
     # ------------------------------------------------------------------------------------------------ bytes out
 
     def answer(self, request: Any, result: Any) -> list[Chunk]:
+        if type(result) is _Raised:
+            raise result.error
         if type(request) is ProduceRun:
             return self._answer_run(request, result)
         if type(request) is ProduceCall:
@@ -233,6 +281,7 @@ class KafkaSession:
         return [produce.encode_answer(call.version, call.correlation_id, topics)]
 
     def closed(self) -> None:
+        """What is held is still performed: the peer may have sent it and left."""
         self._prefix = None
 
 

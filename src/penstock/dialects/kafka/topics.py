@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.engine import NewTopic, TopicResult
@@ -119,6 +120,9 @@ def create_partitions(service: KafkaService, body: Any, version: int, caller: Ca
         for topic in body.topics
         if topic.assignments is not None and any(tuple(entry.broker_ids) != (node,) for entry in topic.assignments)
     }
+    for name, count in Counter(topic.name for topic in body.topics).items():
+        if count > 1:
+            refused[name] = TopicResult(name, Fault.INVALID_REQUEST, "the topic is named more than once")
     wanted = [(topic.name, topic.count) for topic in body.topics if topic.name not in refused]
     done = service.engine.add_partitions(wanted, validate_only=body.validate_only)
 

@@ -200,7 +200,8 @@ def end_txn(service: KafkaService, body: Any, version: int, caller: Caller) -> A
             result = ProducerResult(result)
         return _producer_answer(result, ApiKey.END_TXN, version)
 
-    return when(ask_transaction(service, name, command), answer)
+    ended = service.engine.behind_appends(name, lambda: ask_transaction(service, name, command))
+    return when(ended, answer)
 
 
 # ---- administration ---------------------------------------------------------------------------------------------------
