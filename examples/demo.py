@@ -232,7 +232,7 @@ class Results:
 
 def main() -> int:
     if find_spec("pyspark") is None:
-        raise SystemExit("the demo runs Spark: pip install 'penstock[spark]'")
+        raise SystemExit("the demo runs Spark: pip install '.[spark]'")
     console = Console()
     began = time.monotonic()
 

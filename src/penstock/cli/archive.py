@@ -52,7 +52,7 @@ EngineOption = Annotated[
 def _explained() -> Iterator[None]:
     """Whatever the archive, the client or a batch cannot do becomes one line."""
     if importlib.util.find_spec("pyarrow") is None or importlib.util.find_spec("numpy") is None:
-        raise Failed("archives need pyarrow and numpy: pip install 'penstock[spark]'")
+        raise Failed("archives need pyarrow and numpy: pip install '.[spark]'")
     from penstock.client.kafka import KafkaError
     from penstock.records.batch import BatchError
     from penstock.spark.archive.errors import ArchiveError
@@ -73,7 +73,10 @@ def _kafka_settings(bootstrap: str, pairs: list[str] | None) -> KafkaSettings:
 
     options = key_values(pairs or [], "--kafka")
     reach(bootstrap)
-    return KafkaSettings.of_options({"client.id": "penstock-archive", **options, "bootstrap.servers": bootstrap})
+    settings = KafkaSettings.of_options({"client.id": "penstock-archive", **options, "bootstrap.servers": bootstrap})
+    for unknown in settings.others:
+        raise Misused(f"--kafka {unknown}: no setting of the client that reads here")
+    return settings
 
 
 def _engine(name: EngineName | None, master: str | None) -> Engine:
@@ -85,7 +88,7 @@ def _engine(name: EngineName | None, master: str | None) -> Engine:
     if is_local:
         return LocalEngine()
     if not has_spark:
-        raise Failed("--engine spark needs pyspark: pip install 'penstock[spark]', or use --engine local")
+        raise Failed("--engine spark needs pyspark: pip install '.[spark]', or use --engine local")
     from penstock.spark.session import LOCAL, open_session
 
     # Java only schedules here: its second compiler costs more than it gives.

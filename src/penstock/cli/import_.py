@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,11 @@ def import_(
     bootstrap: Annotated[
         str | None,
         typer.Option(
-            "--bootstrap", "-b", "--to", metavar="HOST:PORT", help="A running broker; records get new offsets."
+            "--bootstrap",
+            "-b",
+            "--to",
+            metavar="HOST:PORT",
+            help="A running broker; records get new offsets. [default: PENSTOCK_BOOTSTRAP, or 127.0.0.1:9092]",
         ),
     ] = None,
     data_dir: Annotated[
@@ -90,7 +95,7 @@ def import_(
     if bootstrap is not None and data_dir is not None:
         raise Misused("--bootstrap is for a running broker, --data-dir for one that is stopped: give one of them")
     names, topic_configs = _mapping(mapping or []), key_values(configs or [], "--config")
-    target = bootstrap or BOOTSTRAP_DEFAULT
+    target = bootstrap or os.environ.get("PENSTOCK_BOOTSTRAP") or BOOTSTRAP_DEFAULT
     if data_dir is None and not dry_run:
         reach(target)
     request = ImportRequest(str(origin), directory, names, tuple(topics or ()), topic_configs, progress)
@@ -155,7 +160,7 @@ def engine_of(name: EngineName, master: str | None, title: str = "penstock impor
         try:
             engine = stack.enter_context(spark_engine(master or LOCAL, title))
         except ImportError:
-            raise Failed("--engine spark needs Spark: pip install 'penstock[spark]'") from None
+            raise Failed("--engine spark needs Spark: pip install '.[spark]'") from None
         except NoSpark as error:
             raise Failed(str(error)) from None
         yield engine

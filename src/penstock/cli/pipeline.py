@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +35,7 @@ def validate(file: File, as_json: AsJson = False) -> None:
 
     Every problem is named with its line. Topics and brokers are not asked for.
     """
+    _check_installed()
     from penstock.spark.pipeline.graph import unused
     from penstock.spark.pipeline.reading import read_pipeline
 
@@ -70,6 +72,7 @@ def run(
 
     A table of the flows on a terminal; in a pipe a JSON object a line for everything that happens.
     """
+    _check_installed()
     from penstock.cli.pipeline_view import JsonLines, LiveTable
     from penstock.spark.java import NoSpark
 
@@ -83,7 +86,7 @@ def run(
 
             spark = open_for(pipeline, master)
         except ModuleNotFoundError as error:
-            raise Failed(f"{error.name} is not installed: pip install 'penstock[spark]'") from None
+            raise Failed(f"{error.name} is not installed: pip install '.[spark]'") from None
         except NoSpark as error:
             raise Failed(str(error)) from None
         # what the session's JVM has to say about failures the view says in a line
@@ -105,6 +108,7 @@ def status(file: File, flow: Flows = None, as_json: AsJson = False) -> None:
 
     Reads checkpoints and asks the broker; needs no Spark, and works while the pipeline runs.
     """
+    _check_installed()
     from penstock.cli.pipeline_view import status_json, status_rows
     from penstock.spark.pipeline.status import status_of
 
@@ -117,6 +121,12 @@ def status(file: File, flow: Flows = None, as_json: AsJson = False) -> None:
     for one in found:
         for text in one.notes:
             note(f"penstock: flows.{one.flow}: {text}")
+
+
+def _check_installed() -> None:
+    missing = [name for name in ("pyarrow", "numpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Failed(f"pipelines need {', '.join(missing)}: pip install '.[spark]'")
 
 
 def _read(file: Path) -> Pipeline:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.model import topic_config
+from penstock.model.listeners import DEFAULTS
 from penstock.server.config_schema import (
     DATA_DIR_DEFAULT,
     DATA_DIR_DOC,
@@ -59,6 +60,11 @@ once for each address; these replace all listeners of the file and the environme
 default ones.
 """
 
+_DIALECTS = """\
+What a dialect does that its protocol cannot be asked for is what the original broker does. With `acks: leader` a power cut may
+take what was answered last; `acks: all` makes it as safe as Kafka's `acks=all`. The largest frame cannot be set.
+"""
+
 _DEADLINES = """\
 A deadline that a listener does not set is the one that is set under `net`. Where that is not set either, it is that of the
 dialect: FluxGo's and FlyMQ's are those of the originals, the others are ours.
@@ -92,6 +98,21 @@ def _lines() -> Iterator[str]:
         deadlines = deadlines_of(dialect, listener, unset)
         rows.append((f"`{dialect}`", f"`{listener}`", *(f"`{getattr(deadlines, field)}`" for field in FIELDS)))
     yield from _table(("dialect", "default address", *(f"`{field}`" for field in FIELDS)), rows)
+    yield _DIALECTS
+    names = {-1: "all", 1: "leader", 0: "none"}
+    yield from _table(
+        ("dialect", "`acks`", "`creates_topics`", "`partitions`", "largest frame, bytes"),
+        [
+            (
+                f"`{dialect}`",
+                f"`{names[default.acks]}`",
+                f"`{str(default.creates_topics).lower()}`",
+                f"`{default.partitions}`",
+                f"{default.frame_bytes_max:,}",
+            )
+            for dialect, default in DEFAULTS.items()
+        ],
+    )
     for section, struct in SECTIONS.items():
         yield from _heading(section, f"{struct.__doc__}\n")
         yield from _table(

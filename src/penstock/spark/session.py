@@ -45,7 +45,7 @@ def open_session(name: str, master: str = LOCAL, settings: Mapping[str, str] | N
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError("Spark is not installed: pip install 'penstock[spark]'", name=missing.name) from None
+        raise ModuleNotFoundError("Spark is not installed: pip install '.[spark]'", name=missing.name) from None
 
     running = SparkSession.getActiveSession()
     if running is not None:
