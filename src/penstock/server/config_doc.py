@@ -61,8 +61,8 @@ default ones.
 """
 
 _DIALECTS = """\
-What a dialect does that its protocol cannot be asked for is what the original broker does. With `acks: leader` a power cut may
-take what was answered last; `acks: all` makes it as safe as Kafka's `acks=all`. The largest frame cannot be set.
+What a dialect does that its protocol cannot be asked for is what the original broker does. With `acks: leader` a power cut
+may take what was answered last; `acks: all` makes it as safe as Kafka's `acks=all`. The largest frame cannot be set.
 """
 
 _DEADLINES = """\

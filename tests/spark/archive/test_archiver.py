@@ -456,3 +456,20 @@ def test_a_path_that_is_no_url_is_taken_as_it_is_or_refused(
     else:
         assert rows(place) == topic.rows()
     assert [found.name for found in (tmp_path / "lake").iterdir()] == [folder]
+
+
+def test_a_run_that_cannot_begin_leaves_nothing_behind(penstock: Run, topic: Topic, tmp_path: Path) -> None:
+    place = tmp_path / "lake" / "new"
+    for arguments in (
+        ("nothing-of-that-name",),
+        (topic.name, "--type", "price=double"),
+        (topic.name, "--kafka", "no=such"),
+    ):
+        ended = penstock("archive", "run", *arguments, "--to", str(place), "--engine", "local", "-b", topic.bootstrap)
+        assert ended.code in (1, 2)
+        assert not place.exists()
+    place.mkdir(parents=True)
+    (place / "mine.txt").touch()
+    ended = penstock("archive", "run", topic.name, "--to", str(place), "--engine", "local", "-b", topic.bootstrap)
+    assert ended.code == 1
+    assert (place / "mine.txt").exists()

@@ -49,8 +49,10 @@ def locked(place: Place, what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _os_lock(place: Place, me: Holder) -> Iterator[None]:
     path = place.path(LOCK)
+    folder = os.path.dirname(path)
+    is_new = not os.path.exists(place.path())
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise ArchiveError(f"cannot write {place.url}: {error.strerror}") from None
@@ -62,8 +64,21 @@ def _os_lock(place: Place, me: Holder) -> Iterator[None]:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, msgspec.json.encode(me), 0)
         yield
+        is_new = False
     finally:
+        if is_new:
+            _remove_if_alone(path, place.path())
         os.close(descriptor)
+
+
+def _remove_if_alone(path: str, table: str) -> None:
+    """No table was made: nothing stays of the try."""
+    folder = os.path.dirname(path)
+    with contextlib.suppress(OSError):
+        if os.listdir(folder) == [os.path.basename(path)]:
+            os.unlink(path)
+            os.rmdir(folder)
+            os.rmdir(table)
 
 
 @contextlib.contextmanager
