@@ -44,6 +44,8 @@ def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.Monk
 
 
 _STARTS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may ignore it
 from penstock.spark.session import open_session
 open_session("interrupted", "local[1]").range(1_000).count()
 print("counted", flush=True)
@@ -67,7 +69,10 @@ def _others_in(session_id: int) -> list[int]:
 def test_ctrl_c_while_spark_starts_ends_its_java_too(after_s: float) -> None:
     """So many seconds after Java began."""
     with subprocess.Popen(
-        [sys.executable, "-c", _STARTS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", _STARTS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     ) as process:
         try:
             deadline = time.monotonic() + 60

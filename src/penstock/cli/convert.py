@@ -66,7 +66,7 @@ def _check(result: Result) -> None:
             file.write_text(_dumped(result), encoding="utf-8")
             try:
                 load(file, {}, {})
-            except (StartError, RuntimeError) as error:  # RuntimeError: ~NAME in data_dir, and there is no such user
+            except StartError as error:
                 raise Unusable(f"cannot be taken over: {str(error).removeprefix(f'file {file}: ')}") from None
     except OSError as error:
         raise Failed(f"the result cannot be tried: {error}") from None

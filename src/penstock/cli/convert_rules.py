@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.cli.convert_text import one_line
 from penstock.cli.failure import Misused
 from penstock.model.topic_config import LONG_MAX
 
@@ -175,10 +174,7 @@ def _file_sync(value: Any, result: Result) -> None:
 def _read_yaml(file: Path) -> Mapping[Any, Any]:
     from penstock.server.config_file import read_yaml
 
-    try:
-        return read_yaml(file)
-    except (ValueError, LookupError, AttributeError) as error:  # PyYAML's, about a scalar such as 2020-13-01
-        raise Misused(f"file {file}: a value that cannot be read: {one_line(str(error))}") from None
+    return read_yaml(file)
 
 
 _FLUXGO = Broker(
