@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock import Broker
 from penstock.spark.sink_options import _OWN as SINK_OPTIONS
@@ -22,11 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
-CUSTOMERS = ("ada", "edsger", "grace", "leslie", "tony")
-ORDERS = 1_000
-OPENS_AT = dt.datetime(2026, 1, 5, 8, tzinfo=dt.UTC)
-FIRST_S = 1_767_600_000
-"""What the page's startingTimestamp is."""
 
 
 def examples() -> list[tuple[int, str]]:
@@ -41,7 +32,6 @@ def examples() -> list[tuple[int, str]]:
 @pytest.mark.timeout(300)
 def test_every_example_of_the_page_does_what_it_says(spark: SparkSession, tmp_path: Path) -> None:
     with Broker(tmp_path / "penstock") as broker:
-        _fill(broker)
         names: dict[str, object] = {"spark": spark}
         for line, text in examples():
             text = text.replace("127.0.0.1:9092", broker.bootstrap).replace('"/data/', f'"{tmp_path}/')
@@ -63,20 +53,3 @@ def test_the_page_has_every_option() -> None:
     page = PAGE.read_text()
     missing = [name for name in (*SOURCE_OPTIONS, *SINK_OPTIONS) if f"`{name}`" not in page]
     assert not missing
-
-
-def _fill(broker: Broker) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    topics = [NewTopic("orders", 2), *(NewTopic(name, 1) for name in ("invoices", "loud", "revenue", "monthly"))]
-    for made in admin.create_topics(topics).values():
-        made.result(20)
-    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap})
-    for number in range(ORDERS):
-        order = {
-            "customer": CUSTOMERS[number % len(CUSTOMERS)],
-            "cents": number,
-            "placed_at": (OPENS_AT + dt.timedelta(minutes=number)).isoformat(),
-        }
-        at_ms = (FIRST_S + number) * 1_000
-        producer.produce("orders", json.dumps(order), order["customer"], partition=number % 2, timestamp=at_ms)
-    assert producer.flush(20) == 0
