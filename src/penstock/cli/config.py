@@ -17,7 +17,10 @@ app = command_app()
 app.command("convert")(convert)
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(
+    invoke_without_command=True,
+    help="Print the configuration that a broker would have, and where each value comes from.",
+)
 def config(
     context: typer.Context,
     config: ConfigFile = None,
@@ -25,7 +28,6 @@ def config(
     listen: Listen = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the effective configuration, and where each value came from."""
     if context.invoked_subcommand is not None:
         if config is not None or data_dir is not None or listen or as_json:
             raise Misused(f"config {context.invoked_subcommand} takes no options of config itself")

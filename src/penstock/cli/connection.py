@@ -90,6 +90,8 @@ def reason(error: Any) -> str:
             return "the broker does not answer"
         if cause.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
             return "the broker has no such topic"
+        if cause.code() in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
+            return "larger than the topic takes (its config max.message.bytes)"
         if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
             return "the broker has no such group"
         if cause.code() in (KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID):

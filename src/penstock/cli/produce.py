@@ -135,7 +135,7 @@ def _report(topic: str, delivery: Delivery | DialectDelivery, bad_lines: int, se
     for why, count in delivery.failed.items():
         note(f"{counted(count, 'record')} failed: {why}")
     if bad_lines:
-        note(f"{counted(bad_lines, 'line')} not sent: no record could be made of them")
+        note(f"{counted(bad_lines, 'line')} not sent: not what --format says")
 
 
 def _producer(bootstrap: str, acks: Acks, compression: Compression, timeout_s: float) -> Producer:

@@ -9,6 +9,10 @@ from types import MappingProxyType
 MEBIBYTE = 1024 * 1024
 
 
+ACKS: Mapping[str, int] = MappingProxyType({"all": -1, "leader": 1, "none": 0})
+ACKS_NAMES: Mapping[int, str] = MappingProxyType({number: name for name, number in ACKS.items()})
+
+
 @dataclass(frozen=True, slots=True)
 class ListenerSettings:
     acks: int = 1

@@ -19,6 +19,7 @@ import msgspec
 
 from penstock.model import topic_config
 from penstock.model.errors import BrokerError, StartError
+from penstock.model.listeners import ACKS_NAMES, DEFAULTS
 from penstock.model.topic_config import nearest
 from penstock.server.config_schema import (
     DIALECTS,
@@ -73,15 +74,19 @@ def sources(config: Config) -> list[Source]:
                 said = getattr(listener, field) is not None
                 rows.append(source(f"{name}.{field}", value, name if said else None))
     rows.extend(source(key.name, getattr(getattr(config, key.section), key.field)) for key in KEYS.values())
-    rows.extend(source(f"topic_defaults.{name}", value) for name, value in config.topic_defaults.items())
+    for name, key in topic_config.KEYS.items():
+        rows.append(source(f"topic_defaults.{name}", config.topic_defaults.get(name, key.default)))
     return rows
 
 
 def _beside_the_address(dialect: str, listener: Listener, config: Config) -> Iterator[tuple[str, Any]]:
-    """What was said of a listener, and the deadlines that it has though `net` has others."""
-    for field in _NOT_FOR_KAFKA:
-        if getattr(listener, field) is not None:
-            yield field, getattr(listener, field)
+    """What a dialect's protocol cannot say, and the deadlines that the listener has though `net` has others."""
+    default = DEFAULTS.get(dialect)
+    if default is not None:
+        names = {"acks": ACKS_NAMES[default.acks], "creates_topics": default.creates_topics}
+        for field, value in {**names, "partitions": default.partitions}.items():
+            said = getattr(listener, field)
+            yield field, value if said is None else said
     deadlines = deadlines_of(dialect, listener, config)
     for field in FIELDS:
         if getattr(deadlines, field) != getattr(config.net, field) or getattr(listener, field) is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.model import topic_config
-from penstock.model.listeners import DEFAULTS
+from penstock.model.listeners import ACKS_NAMES, DEFAULTS
 from penstock.server.config_schema import (
     DATA_DIR_DEFAULT,
     DATA_DIR_DOC,
@@ -99,13 +99,12 @@ def _lines() -> Iterator[str]:
         rows.append((f"`{dialect}`", f"`{listener}`", *(f"`{getattr(deadlines, field)}`" for field in FIELDS)))
     yield from _table(("dialect", "default address", *(f"`{field}`" for field in FIELDS)), rows)
     yield _DIALECTS
-    names = {-1: "all", 1: "leader", 0: "none"}
     yield from _table(
         ("dialect", "`acks`", "`creates_topics`", "`partitions`", "largest frame, bytes"),
         [
             (
                 f"`{dialect}`",
-                f"`{names[default.acks]}`",
+                f"`{ACKS_NAMES[default.acks]}`",
                 f"`{str(default.creates_topics).lower()}`",
                 f"`{default.partitions}`",
                 f"{default.frame_bytes_max:,}",

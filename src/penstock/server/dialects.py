@@ -16,7 +16,6 @@ from penstock.server.config_schema import Listener as Address
 
 MakeSession = Callable[[Peer], Session]
 
-_ACKS = {"all": -1, "leader": 1, "none": 0}
 
 SERVICES = {
     "fluxgo": "FluxGo",
@@ -52,7 +51,7 @@ def _kafka(engine: EmbeddedEngine, config: Config, host: str, port: int) -> Make
 def settings_of(dialect: str, at: Address, host: str, port: int) -> listeners.ListenerSettings:
     settings = dataclasses.replace(listeners.DEFAULTS[dialect], advertised_host=host, advertised_port=port)
     if at.acks is not None:
-        settings = dataclasses.replace(settings, acks=_ACKS[at.acks])
+        settings = dataclasses.replace(settings, acks=listeners.ACKS[at.acks])
     if at.creates_topics is not None:
         settings = dataclasses.replace(settings, creates_topics=at.creates_topics)
     if at.partitions is not None:

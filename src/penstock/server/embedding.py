@@ -159,6 +159,10 @@ class Broker:
     @property
     def bootstrap(self) -> str:
         """`host:port` for Kafka clients."""
+        if "kafka" not in self.addresses:
+            raise RuntimeError(
+                "the broker listens for no Kafka clients" if self.addresses else "the broker does not run"
+            )
         return self.addresses["kafka"]
 
     def addresses_of(self, dialect: str) -> list[str]:

@@ -60,6 +60,8 @@ class DataDirectory:
             self.disk.make_directory(path)
             self.disk.make_directory(path / _TRASH)
             self._lock = DirectoryLock(path / ".lock")
+        except FileExistsError as error:
+            raise StartError(f"data directory {path} cannot be used: it is a file") from error
         except OSError as error:
             raise StartError(f"data directory {path} cannot be used: {error.strerror or error}") from error
         self.shared_sync: SharedSync | None = shared_sync(path) if disk is None else None
