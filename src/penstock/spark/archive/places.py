@@ -217,7 +217,8 @@ def _opened(url: str) -> Opened:
     try:
         spec, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError, OSError) as error:
-        raise ArchiveError(f"{url}: {error}") from None
+        # what pyarrow knows and cannot open is its to explain
+        raise ArchiveError(f"{url}: {error if 'Unrecognized' in first else first}") from None
     return Opened(fs.PyFileSystem(fs.FSSpecHandler(spec)), path.rstrip("/"), spec)
 
 
