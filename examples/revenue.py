@@ -60,4 +60,6 @@ def main(bootstrap: str, checkpoint: str) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: {sys.argv[0]} BROKER CHECKPOINT")
     sys.exit(main(*sys.argv[1:]))
