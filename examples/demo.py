@@ -300,7 +300,8 @@ def main() -> int:
     console.print("[green]every order is counted, once[/]" if exact else f"[red]failed[/]: see {job.log}")
     place = PLACE.relative_to(ROOT)
     console.print(
-        f"look at it:  penstock serve --data-dir {place}/data   and then   penstock consume {REVENUE}\n"
+        f"look at it:  .venv/bin/penstock serve --data-dir {place}/data\n"
+        f"and then:    .venv/bin/penstock consume {REVENUE}\n"
         f"the job:     examples/revenue.py, its log {place}/spark.log; docs/spark.md has the rest"
     )
     return 0 if exact else 1
