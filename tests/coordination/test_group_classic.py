@@ -10,7 +10,9 @@ from penstock.coordination.classic_states import TRANSITIONS, State
 from penstock.coordination.group_commands import (
     CommitOffsets,
     DeleteGroup,
+    DeleteOffsets,
     DescribeGroup,
+    DropTopics,
     GroupSettings,
     Heartbeat,
     LeaveGroup,
@@ -528,3 +530,31 @@ def test_names_that_no_record_could_hold_are_refused(driver: Driver) -> None:
     assert driver.answers[driver.join(client_id="c" * 40_000)].fault is Fault.INVALID_REQUEST
     assert driver.answers[driver.join(instance_id="c" * 40_000)].fault is Fault.INVALID_REQUEST
     assert driver.answers[driver.send(join_command(protocols=(("p" * 40_000, b""),)))].fault is Fault.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("how", ["leaves", "falls silent", "its offsets are deleted", "its topic is deleted"])
+def test_without_members_and_offsets_a_group_is_dead_at_once(driver: Driver, how: str) -> None:
+    (member,), generation = driver.stable(1, protocol_type="own")
+    if how == "falls silent":
+        driver.wait(10_000)
+    else:
+        if how != "leaves":
+            commit(driver, member, generation)
+        leave(driver, (member, None))
+    if how.startswith("its"):
+        assert state(driver) == "Empty"
+        drop = DeleteOffsets("g", (("t", 0),)) if "offsets" in how else DropTopics(frozenset({"t"}))
+        driver.ask(drop)
+    assert state(driver) == "Dead"
+    assert heartbeat(driver, member, generation) is Fault.UNKNOWN_MEMBER_ID
+    driver.restart()
+    assert driver.ask(ListGroups()).groups == ()
+    assert driver.answers[driver.join(protocol_type="own")].generation == 1
+
+
+def test_a_group_of_kafkas_consumers_stays_empty_until_the_next_look(driver: Driver) -> None:
+    (member,), _ = driver.stable(1)
+    leave(driver, (member, None))
+    assert state(driver) == "Empty"
+    driver.wait(GroupSettings().offsets_retention_check_interval_ms)
+    assert state(driver) == "Dead"

@@ -194,6 +194,7 @@ class GroupCoordinator:
                 continue
             group.scheduled_ms = FOREVER_MS
             group.tick(now_ms, effects)
+            self._bury(name, effects)
             self._touched(group)
         if self._expiry_check_ms <= now_ms:
             self._expiry_check_ms = now_ms + self._settings.offsets_retention_check_interval_ms
@@ -226,6 +227,15 @@ class GroupCoordinator:
                 effects.write(record)
             if not self._offsets.has_any(name):
                 self._remove(group, effects)
+
+    def _bury(self, name: str, effects: Effects) -> None:
+        """Without members and offsets a group is dead at once. Only groups of Kafka's consumers stay empty until the next
+        look, as they do in Kafka: people close their consumers and then describe or delete the group."""
+        group = self._classic(name)
+        if group is None or group.protocol_type == classic_description.CONSUMER_PROTOCOL_TYPE:
+            return
+        if group.empty_since_ms() is not None and not self._offsets.has_any(name):
+            self._remove(group, effects)
 
     def _remove(self, group: Group, effects: Effects) -> None:
         """Write an empty group's end; its offsets are not touched."""
@@ -299,6 +309,7 @@ class GroupCoordinator:
             effects.answer(ticket, LeaveResult(Fault.NONE if command.group else Fault.INVALID_GROUP_ID, members))
             return
         group.leave(command, ticket, now_ms, effects)
+        self._bury(command.group, effects)
         self._touched(group)
 
     def _describe(self, command: DescribeGroup, ticket: Ticket, _now_ms: int, effects: Effects) -> None:
@@ -390,11 +401,15 @@ class GroupCoordinator:
         wanted = (place for place in command.partitions if place not in refused)
         for record in self._offsets.tombstones(command.group, wanted):
             effects.write(record)
+        self._bury(command.group, effects)
         effects.answer(ticket, DeleteOffsetsResult(Fault.NONE, refused))
 
     def _drop_topics(self, command: DropTopics, ticket: Ticket, _now_ms: int, effects: Effects) -> None:
-        for record in tuple(self._offsets.tombstones_of_topics(command.topics)):
+        dropped = tuple(self._offsets.tombstones_of_topics(command.topics))
+        for record in dropped:
             effects.write(record)
+        for name in {record.group: None for record in dropped}:
+            self._bury(name, effects)
         effects.answer(ticket, None)
 
     # ------------------------------------------------------------------------------------------------- consumer groups
