@@ -32,7 +32,7 @@ with atheris.instrument_imports(include=["penstock.dialects", "penstock.records"
 from penstock.coordination.group_commands import GroupSettings
 from penstock.model import limits
 from penstock.model.chunks import FileRange
-from penstock.model.pending import Pending
+from penstock.model.pending import Hold, Pending
 from penstock.net.session import Session
 from tests.dialects.in_process import Broker
 
@@ -95,14 +95,14 @@ class World:
 
         self.broker._loop.run_until_complete(several())
 
-    def settle(self, result: Any) -> bool:
+    def settle(self, result: Any, must: bool = False) -> bool:
         """Whether the answer came within the time that it may take."""
         if not isinstance(result, Pending) or result.done:
             return True
         self.turns(TURNS)
         if result.done:
             return True
-        deadline = time.monotonic() + (ANSWER_S_MAX if self._target.answers_each else WAIT_S_MAX)
+        deadline = time.monotonic() + (ANSWER_S_MAX if must or self._target.answers_each else WAIT_S_MAX)
         while not result.done and time.monotonic() < deadline:
             time.sleep(0.001)  # a thread of the broker's may be at it
             self.turns(1)
@@ -143,9 +143,13 @@ class Conversation:
     def _perform(self, requests: list[Any]) -> bool:
         for request in requests:
             try:
-                self._parked.append((request, self._session.perform(request)))
+                result = self._session.perform(request)
             except ProtocolError:
                 return True
+            assert not isinstance(result, Hold) or self._world.settle(result, must=True), (
+                f"{request} holds up others for ever"
+            )
+            self._parked.append((request, result))
         return False
 
     def _leave(self) -> None:

@@ -1,8 +1,8 @@
 """A broker in this process and peers that speak raw bytes to sessions of a dialect, without a socket between.
 
-A peer does what the network does: it keeps the start of a frame until the rest is there, performs requests as they come and
-lets answers leave in their order. It is stricter in one thing: what a session was fed is wiped as soon as the requests are
-performed, so that whoever still borrows from it reads zeros.
+A peer does what the network does: it keeps the start of a frame until the rest is there, performs requests as they come,
+none behind a hold, and lets answers leave in their order. It is stricter in one thing: what a session was fed is wiped as
+soon as the requests are performed, so that whoever still borrows from it reads zeros.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.broker.engine import Acks, NewTopic, RunAppended
 from penstock.coordination.group_commands import FetchOffsets, JoinGroup
 from penstock.model.chunks import Chunk, FileRange
 from penstock.model.errors import Fault
-from penstock.model.pending import Pending
+from penstock.model.pending import Hold, Pending
 from penstock.net.listener import Listener
 from penstock.net.network import Network
 from penstock.net.session import Session
@@ -166,7 +166,11 @@ class InProcessPeer:
         answers: list[tuple[Any, Any]] = []
         while True:
             consumed, needed, requests, self.fatal = self.session.feed(view[at:])
-            answers += [(request, self.session.perform(request)) for request in requests]
+            for request in requests:
+                result = self.session.perform(request)
+                if isinstance(result, Hold):
+                    self._broker.wait(result)
+                answers.append((request, result))
             at += consumed
             if self.fatal is not None or not 0 < needed <= len(view) - at:
                 break

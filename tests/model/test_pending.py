@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.model.pending import Pending, gather, in_turn, settle, when
+from penstock.model.pending import Hold, Pending, gather, held, in_turn, settle, when
 
 
 def test_the_first_answer_counts_and_later_ones_are_ignored() -> None:
@@ -101,3 +101,25 @@ def test_many_answers_keep_their_places() -> None:
     assert not all_of_them.done
     later.complete(3)
     assert all_of_them.result == [1, 3, 2]
+
+
+def test_what_is_answered_already_holds_nothing_up() -> None:
+    assert held(1) == 1
+    done: Pending[int] = Pending()
+    done.complete(2)
+    assert held(done) == 2
+
+
+def test_what_was_begun_goes_on_when_nobody_waits_for_the_hold() -> None:
+    told: list[str] = []
+    pending: Pending[int] = Pending(lambda: told.append("abandoned"))
+    hold = held(pending)
+    assert isinstance(hold, Hold)
+    hold.abandon()
+    assert not pending.done
+    assert told == []
+    other: Pending[int] = Pending()
+    hold = held(other)
+    assert isinstance(hold, Hold)
+    other.complete(3)
+    assert hold.result == 3

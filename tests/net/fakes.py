@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from penstock.model.chunks import Chunk, FileRange
 from penstock.model.errors import ProtocolError
-from penstock.model.pending import Pending
+from penstock.model.pending import Hold, Pending
 from penstock.net.listener import Listener
 from penstock.net.loop import loop_factory
 from penstock.net.network import Network
@@ -37,7 +37,7 @@ def file_request(position: int, length: int) -> bytes:
 
 
 class FakeSession:
-    """Commands: e echo, p park, r release the parked, f a range of `file`, b so many bytes, n no answer, and failures."""
+    """Commands: e echo, p park, h hold up, r release both, f a range of `file`, b bytes, n no answer, and failures."""
 
     file: Any = None
 
@@ -68,8 +68,8 @@ class FakeSession:
         payload = bytes(request)
         self.performed.append(payload)
         command = payload[:1]
-        if command == b"p":
-            pending: Pending[bytes] = Pending(self._on_abandon)
+        if command in (b"p", b"h"):
+            pending: Pending[bytes] = (Hold if command == b"h" else Pending)(self._on_abandon)
             self.parked.append(pending)
             return pending
         if command == b"d":
@@ -228,7 +228,7 @@ class Server:
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds on the loop."""
-        until(lambda: self.call(condition))
+        until(lambda: self.call(lambda: bool(condition())))  # looked at here, a list might have grown meanwhile
 
 
 class Client:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.model.pending import Pending
+from penstock.model.pending import Hold, Pending
 from penstock.net.session import Peer
 from penstock.storage.files import Disk
 from tests.net.fakes import Client, FakeSession, OneByOne, Server, file_request, frame
@@ -25,11 +25,16 @@ ROUNDS = 12
 
 
 class _Later(FakeSession):
-    """`p` is answered with itself, by a timer."""
+    """`p` and `h` are answered with themselves, by a timer; nothing may be performed while an `h` waits."""
+
+    hold: Hold[bytes] | None = None
 
     def perform(self, request: Any) -> Any:
+        assert self.hold is None or self.hold.done, "performed behind a hold"
         result = super().perform(request)
         if isinstance(result, Pending) and not result.done:
+            if isinstance(result, Hold):
+                self.hold = result
             payload = self.performed[-1]
             asyncio.get_running_loop().call_later(payload[-1] % 4 / 1_000, result.complete, payload)
         return result
@@ -104,7 +109,9 @@ def test_every_answer_of_a_conversation_comes_in_its_order(
         frame_bytes_max=200_000,
     )
     for _ in range(ROUNDS):
-        kinds = dice.choice(("ed", "edp", "pd", "edpb", "edpbf", "fb")) if session is not LaterStreams else "edp"
+        kinds = dice.choice(("ed", "edp", "pd", "edph", "eeeeeh", "edpbh", "edpbfh", "fb"))
+        if session is LaterStreams:
+            kinds = dice.choice(("edp", "edph", "eeeeeh"))
         said = [thrown(dice, content, kinds) for _ in range(dice.choice((5, 60, 400)))]
         with server.connect(receive_bytes=dice.choice((None, 8_192))) as client:
             sender = threading.Thread(target=send, args=(client, said, random.Random(seed)))

@@ -34,7 +34,9 @@ class StreamSession(FakeSession):
     def perform(self, request: Any) -> Any:
         result = super().perform(memoryview(request.payload))
         if isinstance(result, Pending) and not result.done:
-            return result.map(lambda _: request.payload)
+            answer: Pending[bytes] = type(result)(result.abandon)
+            result.then(lambda _: answer.complete(request.payload))
+            return answer
         return result
 
     def answer(self, request: Any, result: bytes) -> list[Chunk]:

@@ -3,6 +3,9 @@
 Most requests are answered by the call that makes them. Only a flush wait, a long poll or a coordinator's pause returns a
 `Pending`: a slotted object with callbacks, a fifth of the cost of an asyncio future with its task. It is completed once;
 a waiter that no longer cares abandons it, so that whoever parked it can forget it at once.
+
+A `Hold` is the pending of a request that changes what the requests behind it on its connection find (its topic has to be
+made first, a transaction ends): none of them is performed before it is answered.
 """
 
 from __future__ import annotations
@@ -63,6 +66,21 @@ class Pending(Generic[T]):
         mapped: Pending[U] = Pending(self.abandon)
         self.then(lambda result: mapped.complete(change(result)))
         return mapped
+
+
+class Hold(Pending[T]):
+    __slots__ = ()
+
+
+def held(result: T | Pending[T]) -> T | Hold[T]:
+    """The answer, now or as a `Hold`. What was begun goes on when nobody waits for it any more."""
+    if not isinstance(result, Pending):
+        return result
+    if result.done:
+        return result.result
+    hold: Hold[T] = Hold()
+    result.then(hold.complete)
+    return hold
 
 
 def gather(parts: Sequence[T | Pending[T]]) -> list[T] | Pending[list[T]]:

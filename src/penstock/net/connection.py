@@ -4,7 +4,7 @@ Reading. The socket is read into the scratch buffer of the loop. A connection th
 reads straight into a buffer of its own.
 
 Stopping. One rule says when the socket is read (`_regulate`): no answers beyond the bound are unsent, no more than the
-allowed requests are parked, no request waits in the backlog, and memory is free.
+allowed requests are parked, none holds up those behind it, none waits in the backlog, and memory is free.
 
 Deadlines. Those of its listener, looked at by a sweep (`sweep`).
 
@@ -94,16 +94,16 @@ class Connection(Exchange, asyncio.BufferedProtocol):
         buffer = half.buffer
         if buffer is None:
             view = network.scratch[:nbytes]
-            may_hold = nbytes <= REQUEST_BYTES_MAX
-        if self._held:
+            may_wait = nbytes <= REQUEST_BYTES_MAX
+        if self._in_turn:
             network.turn.run()
-            may_hold = False  # the scratch buffer begins anew, and not with these bytes
+            may_wait = False  # the scratch buffer begins anew, and not with these bytes
         if self._closed or self._ending:
             return
         self._heard_ms = network.now_ms
         self._listener.bytes_received += nbytes
         if buffer is None:
-            self._take(view, may_hold)
+            self._take(view, may_wait)
         else:
             half.filled = filled = half.filled + nbytes
             if filled >= half.needed:
@@ -115,7 +115,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
             self._regulate()
 
     def eof_received(self) -> bool:
-        if self._held:
+        if self._in_turn:
             self._network.turn.run()
         self._eof = True
         if self._closed or self._ending:
@@ -136,7 +136,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
         self._go_on_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._held:
+        if self._in_turn:
             self._network.turn.run()
         if not self._closed:
             because = "" if exc is None else f": {exc}"
@@ -169,6 +169,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
                 self._backlog is None
                 and not self._half.is_whole()
                 and not self._waits_for_memory
+                and not self._is_held_up()
                 and (self._parked is None or len(self._parked) < settings.in_flight_requests_max)
                 and self._bytes_unsent() <= (high if self._reading else high // 2)
             )
@@ -288,7 +289,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
     def _release(self) -> None:
         self._closed = True
         self._half.drop()
-        self._backlog = None
+        self._backlog = self._hold = None
         if self._outbox is not None:
             self._outbox.close()
             self._outbox = None

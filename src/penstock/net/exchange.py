@@ -7,8 +7,8 @@ Performing. Each request is performed as it arrives, without waiting for earlier
 and every later answer waits behind it, unless the session multiplexes and the answer has another key. All answers of one
 read leave in one write.
 
-Waiting. Requests beyond the bounds (of answers unsent, of requests parked) stay in the backlog, with the buffer that they
-borrow from, and are performed when there is room.
+Waiting. Requests behind a `Hold`, and those beyond the bounds (of answers unsent, of requests parked), stay in the backlog,
+with the buffer that they borrow from, and are performed when the hold has its answer, or there is room.
 
 The socket's side, when it is read and how the connection ends, is `Connection`. It is a subclass, not an owner, because
 every call between two objects would be paid by every request.
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from penstock.model.chunks import Chunk, FileRange
 from penstock.model.errors import ProtocolError
-from penstock.model.pending import Pending
+from penstock.model.pending import Hold, Pending
 from penstock.net.half_frame import HalfFrame
 from penstock.net.outbox import Outbox, write
 from penstock.net.parked import Parked, bring_forward
@@ -56,7 +56,8 @@ class Exchange(ABC):
         "_closed",
         "_ending",
         "_half",
-        "_held",
+        "_hold",
+        "_in_turn",
         "_listener",
         "_multiplexes",
         "_network",
@@ -81,9 +82,11 @@ class Exchange(ABC):
         """Not 0: nothing more is taken, and what has been taken is still answered."""
         self._half = HalfFrame(self._network.pool)
         self._parked: Parked | None = None
+        self._hold: Hold[Any] | None = None
+        """The last request that held up those behind it."""
         self._multiplexes = False
         self._scheduled = False
-        self._held = False
+        self._in_turn = False
         """A request of this connection waits for the turn of the loop to run."""
         self._backlog: _Backlog | None = None
         self._outbox: Outbox | None = None
@@ -113,10 +116,10 @@ class Exchange(ABC):
 
     # From bytes to requests to answers.
 
-    def _take(self, view: memoryview, may_hold: bool = False) -> None:
+    def _take(self, view: memoryview, may_wait: bool = False) -> None:
         """Feed the session, perform what it cut, and keep the start of the next frame.
 
-        `may_hold`: `view` is the unused beginning of the scratch buffer, where a request may wait for the turn to run.
+        `may_wait`: `view` is the unused beginning of the scratch buffer, where a request may wait for the turn to run.
         """
         half = self._half
         start = 0
@@ -130,12 +133,12 @@ class Exchange(ABC):
                 return
             consumed, needed, requests, fatal = fed
             if requests:
-                if may_hold and len(requests) == 1 and consumed == len(view) and fatal is None and self._is_at_rest():
-                    self._held = True
+                if may_wait and len(requests) == 1 and consumed == len(view) and fatal is None and self._is_at_rest():
+                    self._in_turn = True
                     self._network.turn.add(self, requests[0], consumed)
                     return
-                may_hold = False
-                waiting = self._perform(iter(requests))
+                may_wait = False
+                waiting = iter(requests) if self._is_held_up() else self._perform(iter(requests))
                 if self._closed or self._ending:
                     return
                 if waiting is not None:
@@ -193,7 +196,7 @@ class Exchange(ABC):
                 result = perform(request)
                 if parked or isinstance(result, Pending):
                     parked = self._park(request, result)
-                    full = len(parked) >= parked_max
+                    full = len(parked) >= parked_max or self._hold is not None
                 else:
                     chunks = answer(request, result)
                     for chunk in chunks:
@@ -225,7 +228,7 @@ class Exchange(ABC):
             or self._network.in_flight.pressed
         )
 
-    def perform_held(self, request: Any) -> Any:
+    def perform_in_turn(self, request: Any) -> Any:
         """The first half of a request that waited for the turn of the loop: its result, or the error that it ended in."""
         if self._closed:
             return None
@@ -234,9 +237,9 @@ class Exchange(ABC):
         except Exception as error:  # noqa: BLE001 - handled with the answer
             return _Raised(error)
 
-    def answer_held(self, request: Any, result: Any) -> None:
+    def answer_in_turn(self, request: Any, result: Any) -> None:
         """The second half, when all requests of the turn have been performed."""
-        self._held = False
+        self._in_turn = False
         if self._closed:
             if isinstance(result, Pending):
                 result.abandon()
@@ -247,6 +250,8 @@ class Exchange(ABC):
             if isinstance(result, Pending):
                 if not result.done:
                     self._park(request, result)
+                    if self._hold is not None:
+                        self._regulate()
                     return
                 result = result.result
             chunks = self._session.answer(request, result)
@@ -274,6 +279,8 @@ class Exchange(ABC):
             parked = self._parked = deque()
         parked.append((request, result))
         if isinstance(result, Pending) and not result.done:
+            if isinstance(result, Hold):
+                self._hold = result
             result.then(self._woken)
         return parked
 
@@ -377,7 +384,14 @@ class Exchange(ABC):
         if self._ending and not self._has_unfinished():
             self._finish()
 
+    def _is_held_up(self) -> bool:
+        if self._hold is not None and self._hold.done:
+            self._hold = None
+        return self._hold is not None
+
     def _is_full(self) -> bool:
+        if self._is_held_up():
+            return True
         settings = self._network.settings
         if self._parked is not None and len(self._parked) >= settings.in_flight_requests_max:
             return True
@@ -388,7 +402,7 @@ class Exchange(ABC):
         return unsent + self._transport.get_write_buffer_size()
 
     def _has_unfinished(self) -> bool:
-        return self._held or bool(self._parked) or self._backlog is not None or self._bytes_unsent() > 0
+        return self._in_turn or bool(self._parked) or self._backlog is not None or self._bytes_unsent() > 0
 
     def _recharge(self) -> None:
         """Bring the common account up to date with what this connection holds in memory."""

@@ -2,8 +2,8 @@
 
 A session knows one protocol and no I/O. `net` feeds it what the socket delivered; the session cuts it into requests,
 performs each against the broker, and turns results into bytes. Net owns the socket, the buffers, the deadlines and the
-order of answers: requests are performed in arrival order without waiting for earlier answers, and answers leave in the
-order of the requests.
+order of answers: requests are performed in arrival order without waiting for earlier answers, except behind a `Hold`, and
+answers leave in the order of the requests.
 
 A session of a protocol with streams has `multiplexes = True`, and each of its requests an `unordered_key`: the order of
 answers then holds among requests of one key (None is a key too), and a request that waits holds up no other key.
@@ -25,7 +25,8 @@ class Session(Protocol):
         ...
 
     def perform(self, request: Any) -> Any:
-        """Do it: a result, or a `Pending` that completes with one. Raises ProtocolError to close the connection."""
+        """Do it: a result, or a `Pending` that completes with one; a `Hold` if what is behind it must not be performed
+        before. Raises ProtocolError to close the connection."""
         ...
 
     def answer(self, request: Any, result: Any) -> list[Chunk]:

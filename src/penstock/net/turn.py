@@ -57,15 +57,15 @@ class Turn:
         self._requests = []
         gatherer = self.gatherer
         if gatherer is None or len(requests) == 1:
-            performed = [(connection, request, connection.perform_held(request)) for connection, request in requests]
+            performed = [(connection, request, connection.perform_in_turn(request)) for connection, request in requests]
         else:
             gatherer.gather()
             try:
                 performed = [
-                    (connection, request, connection.perform_held(request)) for connection, request in requests
+                    (connection, request, connection.perform_in_turn(request)) for connection, request in requests
                 ]
             finally:
                 gatherer.settle()
         self._network.renew_scratch()
         for connection, request, result in performed:
-            connection.answer_held(request, result)
+            connection.answer_in_turn(request, result)

@@ -19,7 +19,7 @@ from penstock.dialects.fluxgo.service import FluxGoService
 from penstock.dialects.fluxgo.session import COPY_BYTES_MAX, FluxGoSession, ProduceRun
 from penstock.model.errors import Fault
 from penstock.model.listeners import DEFAULTS
-from penstock.model.pending import Pending, gather
+from penstock.model.pending import Hold, Pending, gather
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import MarkerKind
 from tests.broker.failing_disk import CueDisk
@@ -165,10 +165,12 @@ def test_commits_while_the_coordinator_loads_wait_for_it_in_order() -> None:
     groups = LoadingGroups()
     session = session_over(groups)
     requests = session.feed(memoryview(b"".join(commit("g", "t", 0, at) for at in range(3)))).requests
-    results = [session.perform(request) for request in requests]
-    assert not any(result.done for result in results)
+    first = session.perform(requests[0])
+    assert isinstance(first, Hold)
+    assert not first.done
     groups.is_loading = False
     groups.loading.complete(None)
+    results = [first, *map(session.perform, requests[1:])]
     assert [command.offsets[0].offset for command in groups.asked] == [0, 1, 2]
     for request, result in zip(requests, results, strict=True):
         assert session.answer(request, result.result) == [frame(ok())]

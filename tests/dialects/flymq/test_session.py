@@ -286,15 +286,6 @@ def test_a_run_holds_what_its_frames_held(frames: list[tuple[bytes, bytes, int, 
     assert stamped == frames
 
 
-def test_a_subscription_that_comes_to_its_turn_when_the_peer_is_gone_counts_for_nothing(broker: Broker) -> None:
-    session = FlyMQSession(broker.service)
-    stream = produce("late", b"v") + op(5, s("late") + s("late") + i32(0) + s8("latest"))
-    results = [session.perform(request) for request in session.feed(memoryview(stream)).requests]
-    session.closed()
-    assert [broker.wait(result) for result in results][1] == u64(1)
-    assert broker.service.subscribers("late", "late") == 0
-
-
 # ---- lanes --------------------------------------------------------------------------------------------------------
 
 
@@ -320,11 +311,3 @@ def test_a_lane_does_one_thing_at_a_time_in_order_and_goes_on_when_one_fails() -
     assert (answers[2].result, answers[3].result) == ("two", "last")
     assert not lane.busy
     assert lane.run(lambda: "now") == "now"
-
-
-def test_lanes_that_are_empty_are_not_kept_for_ever(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.dialects.flymq.session.LANES_MAX", 4)
-    peer = peer_of(broker)
-    for at in range(20):
-        peer.send(api_produce(f"lane-{at}", 0, message(b"v"), version=1, stream=at))
-    assert len(peer.session._lanes) <= 4  # type: ignore[attr-defined]

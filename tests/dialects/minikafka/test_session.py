@@ -100,18 +100,6 @@ def test_a_session_is_small(shared: Broker) -> None:
     assert sys.getsizeof(session) <= 64
 
 
-def test_a_connection_that_closes_forgets_what_waited(shared: Broker) -> None:
-    session = MiniKafkaSession(shared.service)
-    fed = session.feed(memoryview(b"TOPIC fresh k 1\naTOPIC gone k 1\nb"))
-    pending = [session.perform(request) for request in fed.requests]
-    session.closed()
-    shared.wait(pending[0])
-    shared.make_topic("later")
-    assert shared.engine.topic("fresh") is not None
-    assert shared.engine.topic("gone") is None
-    assert not pending[1].done
-
-
 ANSWER = re.compile(rb"\+OFFSET \d+\n|\+EMPTY\n|\+OK\n|\+END \d+\n|-ERR [^\n]+\n|\+MSG \d+ (\d+) \d+ [^\n]*\n")
 
 words = st.sampled_from([b"fuzz", b"", b"g", b"0", b"-1", b"4", b"99", b"BEGIN", b"../x", b"\xff", b"1", b"9" * 20])

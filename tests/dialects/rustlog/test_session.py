@@ -334,18 +334,6 @@ def test_two_connections_that_make_the_same_topic_both_write_to_it(broker: Broke
     assert answers == {produced(0), produced(1)}
 
 
-def test_a_connection_that_closes_forgets_what_waited(broker: Broker) -> None:
-    session = _creating(broker).session
-    sent = memoryview(produce(b"a", topic="fresh") + produce(b"b", topic="gone"))
-    waiting = [session.perform(request) for request in session.feed(sent).requests]
-    session.closed()
-    broker.wait(waiting[0])
-    broker.make_topic("later")
-    assert broker.engine.topic("fresh") is not None
-    assert broker.engine.topic("gone") is None
-    assert not waiting[1].done
-
-
 # ---- what was acknowledged and is not flushed yet ---------------------------------------------------------------------
 
 

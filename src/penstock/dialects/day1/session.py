@@ -18,7 +18,6 @@ from itertools import accumulate
 from typing import Any
 
 from penstock.broker.engine import Bytes, RecordsRead, RunAppended
-from penstock.broker.holding import HoldingSession
 from penstock.dialects.day1 import errors
 from penstock.dialects.day1.frames import (
     FETCH_HEADER_BYTES,
@@ -41,7 +40,7 @@ from penstock.model.chunks import Chunk
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fed import Fed
 from penstock.model.ids import topic_name
-from penstock.model.pending import Pending
+from penstock.model.pending import Pending, held, in_turn
 
 COPY_BYTES_MAX = 512 * 1024
 """Up to here a read is copied once and cut as bytes, which is faster than views; larger ones are mostly one record."""
@@ -72,11 +71,10 @@ class ProduceRun:
         self.values = [value if type(value) is bytes else bytes(value) for value in self.values]
 
 
-class Day1Session(HoldingSession):
+class Day1Session:
     __slots__ = ("_head", "_partition", "_service", "_topic", "client_host")
 
     def __init__(self, service: Day1Service, client_host: str = "") -> None:
-        super().__init__()
         self._service = service
         self.client_host = client_host
         self._head = b""
@@ -177,7 +175,7 @@ class Day1Session(HoldingSession):
 
     # ------------------------------------------------------------------------------------------------ broker
 
-    def _do(self, request: Any) -> Any:
+    def perform(self, request: Any) -> Any:
         if type(request) is ProduceRun:
             return self._produce(request)
         if type(request) is Fetch:
@@ -197,7 +195,7 @@ class Day1Session(HoldingSession):
         def made(refusal: BrokerError | None) -> RunAppended | Pending[RunAppended]:
             return self._append(run) if refusal is None else RunAppended(refusal.fault, text=refusal.text)
 
-        return self._hold_until(making, made)
+        return held(in_turn(making, made))
 
     def _append(self, run: ProduceRun) -> RunAppended | Pending[RunAppended]:
         service = self._service
@@ -253,7 +251,7 @@ class Day1Session(HoldingSession):
         return [error_answer(request.text)]
 
     def closed(self) -> None:
-        """What is held is still performed: the peer may have sent it and left."""
+        """Nothing is kept for it."""
 
 
 def _that_can_be_given_back(request: Produce, frame_bytes_max: int) -> Produce | Malformed:

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.broker.engine import Bytes, RecordsRead, RunAppended
-from penstock.broker.holding import HoldingSession
 from penstock.coordination.group_commands import (
     NO_GENERATION,
     NO_MEMBER,
@@ -50,7 +49,7 @@ from penstock.model.chunks import Chunk, FileRange
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fed import Fed
 from penstock.model.ids import is_group_name, topic_name
-from penstock.model.pending import Pending, when
+from penstock.model.pending import Pending, held, in_turn, when
 
 COPY_BYTES_MAX = 512 * 1024
 """Up to here a read is copied once and cut as bytes, which is faster than views; larger ones are mostly one record."""
@@ -79,11 +78,10 @@ class ProduceRun:
         self.values = [value if type(value) is bytes else bytes(value) for value in self.values]
 
 
-class FluxGoSession(HoldingSession):
+class FluxGoSession:
     __slots__ = ("_head", "_partition", "_service", "_topic", "client_host")
 
     def __init__(self, service: FluxGoService, client_host: str = "") -> None:
-        super().__init__()
         self._service = service
         self.client_host = client_host
         self._head = b""
@@ -149,7 +147,7 @@ class FluxGoSession(HoldingSession):
 
     # ------------------------------------------------------------------------------------------------ broker
 
-    def _do(self, request: Any) -> Any:
+    def perform(self, request: Any) -> Any:
         if type(request) is ProduceRun:
             return self._produce(request)
         if type(request) is Consume:
@@ -177,7 +175,7 @@ class FluxGoSession(HoldingSession):
                 return RunAppended(refusal.fault, text=refusal.text)
             return append_run(run.topic, run.partition, run.values, None, acks)
 
-        return self._hold_until(making, made)
+        return held(in_turn(making, made))
 
     def _consume(self, request: Consume) -> Consumed | Pending[Consumed]:
         topic, partition, offset = request
@@ -220,11 +218,11 @@ class FluxGoSession(HoldingSession):
         engine = self._service.engine
         groups = engine.groups
         if not groups.shards:
-            return self._hold_until(groups.ensure(), lambda fault: ask() if fault is Fault.NONE else fault)
+            return held(in_turn(groups.ensure(), lambda fault: ask() if fault is Fault.NONE else fault))
         asked = ask()
         if asked is Fault.COORDINATOR_LOADING:
-            loading = engine.spawn(groups.loaded(), lambda _: None)
-            return self._hold_until(loading, lambda _: ask())
+            loading: Pending[Any] = engine.spawn(groups.loaded(), lambda _: None)
+            return held(in_turn(loading, lambda _: ask()))
         return asked
 
     # ------------------------------------------------------------------------------------------------ bytes out
@@ -245,7 +243,7 @@ class FluxGoSession(HoldingSession):
         return [answer(*request)]
 
     def closed(self) -> None:
-        """What is held is still performed: the peer may have sent it and left."""
+        """Nothing is kept for it."""
 
 
 def _answer_run(count: int, result: RunAppended) -> bytes:

@@ -72,9 +72,6 @@ class ApiCall:
         """What is wrong with the frame itself."""
         self.unordered_key = stream if version == STREAMED else None
 
-    def keep(self) -> None:
-        self.payload = bytes(self.payload)
-
 
 class ProduceRun:
     """Produces of one plain message each."""
@@ -103,9 +100,6 @@ class ProduceRun:
         """Where all of it went, if it went to one."""
         self.unordered_key = self.stream if self.version == STREAMED else None
 
-    def keep(self) -> None:
-        """Runs are cut from a copy, so they borrow nothing."""
-
     @property
     def timestamps(self) -> list[int] | int:
         """One for all, or one each."""
@@ -128,9 +122,6 @@ class BatchRun:
         self.counts: list[int | BrokerError] = []
         """How many messages each batch had, or what was wrong with it."""
         self.unordered_key = start.stream if start.version == STREAMED else None
-
-    def keep(self) -> None:
-        """Runs are cut from a copy, so they borrow nothing."""
 
 
 class Start(NamedTuple):

@@ -71,10 +71,6 @@ class OpcodeCall:
         self.flags = flags
         self.payload = payload
 
-    def keep(self) -> None:
-        """It has to wait: what it borrows is copied."""
-        self.payload = bytes(self.payload)
-
     def plain_payload(self, limit_bytes: int) -> Bytes:
         codec = CODECS.get(self.flags & COMPRESSION_FLAGS)
         if codec is None:
@@ -128,7 +124,8 @@ class ProduceRun:
             return [-1] * len(sizes), sizes
         return [-1 if key is None else len(key) for key in self.keys], sizes
 
-    def keep(self) -> None:
+    def own(self) -> None:
+        """Borrow nothing any more."""
         self.borrows = False
         self.values = [bytes(value) for value in self.values]
         if self.keys is not None:

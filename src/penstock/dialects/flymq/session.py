@@ -5,7 +5,7 @@ leave in the order of the requests, except that API-key frames of version 1 keep
 `unordered_key`): a waiting fetch holds up its own stream and no other.
 
 What a request finds is what the one before it left. Only a few take several steps (making a topic, ending a transaction);
-those behind them, in the same order, wait in a lane. Everything else is performed as it comes.
+those hold up what is behind them. Everything else is performed as it comes.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ from penstock.dialects.flymq.opcode_frames import (
 )
 from penstock.dialects.flymq.placing import Columns, Outcome, each
 from penstock.dialects.flymq.service import API_KEYS, HOLDING, OPCODES, FlyMQService
-from penstock.dialects.flymq.turns import Lane, follow
+from penstock.dialects.flymq.turns import follow
 from penstock.dialects.flymq.wire import U32, InParts, Reader
 from penstock.model.chunks import Chunk
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fed import Fed
 from penstock.model.limits import SCRATCH_BYTES
+from penstock.model.pending import held
 from penstock.records.builder import Bytes
 
 SUBSCRIPTIONS_MAX = 10_000
 """Pairs of topic and group that one connection may subscribe to."""
 CHOSEN = -1
 """The partition of a Produce by API key when the broker is to choose."""
-LANES_MAX = 64
-"""Lanes that are kept although nothing is in them."""
 
 OpcodeRun = opcode_frames.ProduceRun
 ApiRun = api_frames.ProduceRun
@@ -51,16 +50,14 @@ _PRODUCE_VERSIONS = tuple(version.to_bytes(2, "big") for version in VERSIONS)
 
 
 class FlyMQSession:
-    __slots__ = ("_is_closed", "_lanes", "_service", "_start", "_subscriptions", "client_host", "head_bytes")
+    __slots__ = ("_service", "_start", "_subscriptions", "client_host", "head_bytes")
 
     multiplexes = True
 
     def __init__(self, service: FlyMQService, client_host: str = "") -> None:
         self._service = service
         self.client_host = client_host
-        self._lanes: dict[int | None, Lane] = {}
         self._subscriptions: set[tuple[str, str]] = set()
-        self._is_closed = False
         self.head_bytes = 0
         """What stands before the payload in the answer to the API-key frame that is being performed."""
         self._start: Start | None = None
@@ -139,14 +136,6 @@ class FlyMQSession:
     # ------------------------------------------------------------------------------------------------ broker
 
     def perform(self, request: Request) -> Any:
-        if self._lanes:
-            lane = self._lanes.get(request.unordered_key)
-            if lane is not None and lane.busy:
-                request.keep()
-                return lane.run(lambda: self._performed(request))
-        return self._performed(request)
-
-    def _performed(self, request: Request) -> Any:
         try:
             if type(request) is OpcodeRun:
                 return self._run(request)
@@ -161,23 +150,11 @@ class FlyMQSession:
         except BrokerError as error:
             return error
 
-    def _hold(self, request: Request | type[OpcodeCall], work: Any) -> Any:
-        """Do it in the lane of its order, so that what comes behind it waits."""
-        lanes = self._lanes
-        if len(lanes) >= LANES_MAX:
-            for key in [key for key, lane in lanes.items() if not lane.busy]:
-                del lanes[key]
-        lane = lanes.setdefault(request.unordered_key, Lane())
-        return lane.run(work)
-
-    def hold(self, answer: Any) -> Any:
-        """What comes behind the opcode frame that is being performed waits for its answer."""
-        return self._hold(OpcodeCall, lambda: answer)
-
     def _run(self, run: OpcodeRun) -> Any:
         if self._service.placing.partitions(run.topic):
             return self._write(run)
-        return self._when_there(run.topic, run, lambda: self._write(run))
+        run.own()
+        return self._when_there(run.topic, lambda: self._write(run))
 
     def _write(self, run: OpcodeRun) -> Any:
         topic, asked = run.topic, run.asked
@@ -205,26 +182,25 @@ class FlyMQSession:
             run.partition = max(asked, 0)
             return placing.write(topic, run.partition, run.values, run.keys, timestamps)
         records = Columns(run.values, run.keys, timestamps)
-        return self._place(run, topic, asked, lambda: placing.place(topic, asked, records))
+        return self._place(topic, asked, lambda: placing.place(topic, asked, records))
 
     def _place_any(self, topic: str, asked: int, records: Columns) -> Any:
         """The partition field of PRODUCE holds when there is such a partition; the original never looks at it."""
         placing = self._service.placing
         return placing.place(topic, asked if 0 <= asked < placing.partitions(topic) else -1, records)
 
-    def _place(self, request: ApiCall | ApiRun | BatchRun, topic: str, asked: int, place: Callable[[], Any]) -> Any:
+    def _place(self, topic: str, asked: int, place: Callable[[], Any]) -> Any:
         is_there = self._service.placing.partitions(topic) > 0
         if asked < CHOSEN or (not is_there and asked >= max(1, self._service.settings.partitions)):
             raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION)
-        return self._when_there(topic, request, place)
+        return self._when_there(topic, place)
 
-    def _when_there(self, topic: str, request: Request, place: Callable[[], Any]) -> Any:
+    def _when_there(self, topic: str, place: Callable[[], Any]) -> Any:
         """`place`, after the topic has been made if there is none."""
         placing = self._service.placing
         if placing.partitions(topic):
             return place()
-        request.keep()
-        return self._hold(request, lambda: follow(placing.create(topic), lambda _: place()))
+        return held(follow(placing.create(topic), lambda _: place()))
 
     def _opcode(self, call: OpcodeCall) -> Any:
         service = self._service
@@ -234,9 +210,8 @@ class FlyMQSession:
         reader = Reader(call.plain_payload(service.frame_bytes_max))
         if handler is None:
             return self._produce(call, reader)
-        if call.opcode in HOLDING:
-            return self._hold(call, lambda: handler(service, self, reader))
-        return handler(service, self, reader)
+        result = handler(service, self, reader)
+        return held(result) if call.opcode in HOLDING else result
 
     def _produce(self, call: OpcodeCall, reader: Reader) -> Any:
         """A PRODUCE that came compressed; unsound ones end here too."""
@@ -254,7 +229,7 @@ class FlyMQSession:
                 raise BrokerError(row.fault, row.text)
             return record_metadata(topic, row.partition, row.offset, now_ms, key, value)
 
-        return follow(self._when_there(topic, call, place), answered)
+        return follow(self._when_there(topic, place), answered)
 
     def _api(self, call: ApiCall) -> Any:
         if call.fault is not Fault.NONE:
@@ -287,7 +262,7 @@ class FlyMQSession:
                     raise BrokerError(row.fault, row.text)
             return api_frames.places(placed)
 
-        return follow(self._place(call, topic, asked, place), answered)
+        return follow(self._place(topic, asked, place), answered)
 
     def _batches(self, run: BatchRun) -> Any:
         batches: list[list[Message] | BrokerError] = []
@@ -298,7 +273,7 @@ class FlyMQSession:
                 batches.append(error)
         if all(isinstance(batch, BrokerError) for batch in batches):
             return self._place_batches(run, batches)
-        return self._place(run, run.topic, run.asked, lambda: self._place_batches(run, batches))
+        return self._place(run.topic, run.asked, lambda: self._place_batches(run, batches))
 
     def _place_batches(self, run: BatchRun, batches: list[list[Message] | BrokerError]) -> Any:
         placing = self._service.placing
@@ -347,15 +322,12 @@ class FlyMQSession:
     def subscribe(self, topic: str, group: str) -> None:
         """This connection is a member of the pair until it goes."""
         pair = topic, group
-        if self._is_closed:
-            return
         if len(self._subscriptions) >= SUBSCRIPTIONS_MAX and pair not in self._subscriptions:
             raise BrokerError(Fault.POLICY_VIOLATION, f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions")
         self._subscriptions.add(pair)
         self._service.subscribe(pair, self)
 
     def closed(self) -> None:
-        self._is_closed = True
         for pair in self._subscriptions:
             self._service.unsubscribe(pair, self)
         self._subscriptions.clear()

@@ -30,7 +30,7 @@ from penstock.dialects.flymq.placing import Columns, Placing
 from penstock.dialects.flymq.turns import Lane, detached, follow
 from penstock.dialects.flymq.wire import TRUE, Reader, string
 from penstock.model.errors import BrokerError, Fault
-from penstock.model.pending import Pending, gather, when
+from penstock.model.pending import Pending, gather, held, when
 from penstock.records.builder import NewRecord, build_batch
 
 if TYPE_CHECKING:
@@ -366,7 +366,7 @@ def txn_produce(service: FlyMQService, session: FlyMQSession, reader: Reader) ->
         transactions.find(name) if known is None else known,
         lambda transaction: transactions.produce(service.placing, transaction, topic, value),
     )
-    return answer if known is not None and known.is_settled else session.hold(answer)
+    return answer if known is not None and known.is_settled else held(answer)
 
 
 def txn_commit(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:

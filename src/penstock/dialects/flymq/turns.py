@@ -32,7 +32,7 @@ def follow(result: Any, change: Callable[[Any], Any]) -> Any:
     """`change` of the answer, now or when it comes; it may itself give a pending."""
     if not isinstance(result, Pending):
         return attempt(change, result)
-    answer: Pending[Any] = Pending(result.abandon)
+    answer: Pending[Any] = type(result)(result.abandon)  # what holds up others still does
 
     def came(value: Any) -> None:
         settle(answer, attempt(change, value))

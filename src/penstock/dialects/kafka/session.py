@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.broker.engine import Append, Appended
-from penstock.broker.holding import HoldingSession
 from penstock.dialects.kafka import fetch, kio_bridge, produce
 from penstock.dialects.kafka.apis import ApiKey, api_name, is_served
 from penstock.dialects.kafka.errors import CODES
@@ -31,7 +30,7 @@ from penstock.dialects.kafka.service import KafkaService
 from penstock.model.chunks import Chunk
 from penstock.model.errors import Fault, ProtocolError
 from penstock.model.fed import Fed
-from penstock.model.pending import Pending
+from penstock.model.pending import Pending, held
 
 _SIZE = struct.Struct(">i")
 _ACKS = (-1, 0, 1)
@@ -59,12 +58,6 @@ HOLDING = frozenset(
 )
 
 
-class _Raised(NamedTuple):
-    """What a request ended in that may have been performed later than it came."""
-
-    error: Exception
-
-
 class ProduceRun:
     """Produce requests in a row that differ in nothing but their records."""
 
@@ -78,10 +71,6 @@ class ProduceRun:
         self.transactional_id = prefix.transactional_id
         self.items = items
 
-    def own(self) -> None:
-        """Borrow nothing any more."""
-        self.items = [(number, memoryview(bytearray(records))) for number, records in self.items]
-
 
 class ProduceCall:
     """A Produce request for several partitions."""
@@ -92,13 +81,6 @@ class ProduceCall:
         self.version = header.version
         self.correlation_id = header.correlation_id
         self.request = request
-
-    def own(self) -> None:
-        """Borrow nothing any more."""
-        self.request.topics = [
-            (topic, [(at, None if records is None else memoryview(bytearray(records))) for at, records in partitions])
-            for topic, partitions in self.request.topics
-        ]
 
 
 class Call:
@@ -114,11 +96,10 @@ class Call:
         self.body = body
 
 
-class KafkaSession(HoldingSession):
+class KafkaSession:
     __slots__ = ("_prefix", "_service", "client_host")
 
     def __init__(self, service: KafkaService, client_host: str = "") -> None:
-        super().__init__()
         self._service = service
         self._prefix: ProducePrefix | None = None
         self.client_host = client_host
@@ -177,18 +158,15 @@ class KafkaSession(HoldingSession):
 
     # ------------------------------------------------------------------------------------------------ broker
 
-    def _do(self, request: Any) -> Any:
-        try:
-            if type(request) is ProduceRun:
-                return self._perform_run(request)
-            if type(request) is ProduceCall:
-                return self._perform_produce(request)
-            if request.key == ApiKey.FETCH:
-                return FetchCall(self._service, request.body, request.version).perform()
-            result = self._service.perform(request, self)
-        except Exception as error:  # noqa: BLE001 - raised again with the answer
-            return _Raised(error)
-        return self._hold(result) if request.key in HOLDING else result
+    def perform(self, request: Any) -> Any:
+        if type(request) is ProduceRun:
+            return self._perform_run(request)
+        if type(request) is ProduceCall:
+            return self._perform_produce(request)
+        if request.key == ApiKey.FETCH:
+            return FetchCall(self._service, request.body, request.version).perform()
+        result = self._service.perform(request, self)
+        return held(result) if request.key in HOLDING else result
 
     def _perform_run(self, run: ProduceRun) -> list[Appended] | Pending[list[Appended]]:
         engine = self._service.engine
@@ -242,8 +220,6 @@ class KafkaSession(HoldingSession):
     # ------------------------------------------------------------------------------------------------ bytes out
 
     def answer(self, request: Any, result: Any) -> list[Chunk]:
-        if type(result) is _Raised:
-            raise result.error
         if type(request) is ProduceRun:
             return self._answer_run(request, result)
         if type(request) is ProduceCall:
@@ -281,7 +257,6 @@ class KafkaSession(HoldingSession):
         return [produce.encode_answer(call.version, call.correlation_id, topics)]
 
     def closed(self) -> None:
-        """What is held is still performed: the peer may have sent it and left."""
         self._prefix = None
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.broker.engine import Bytes, RunAppended
-from penstock.broker.holding import HoldingSession
 from penstock.dialects.minikafka import lines
 from penstock.dialects.minikafka.lines import LINE_BYTES_MAX, Ack, Poll, ProduceRun, Request, Said, SetOffset
 from penstock.dialects.minikafka.service import Delivery, Found, MiniKafkaService, Placed, Refusal
@@ -24,7 +23,7 @@ from penstock.model.chunks import Chunk
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fed import Fed
 from penstock.model.ids import topic_name
-from penstock.model.pending import in_turn
+from penstock.model.pending import held, in_turn
 
 WINDOW_BYTES = 256 * 1024
 """Lines are looked for in a copy of so much at a time; a payload that is longer is not copied."""
@@ -32,11 +31,10 @@ JOINED_BYTES_MAX = 16 * 1024
 """Smaller messages leave in one piece with the lines around them."""
 
 
-class MiniKafkaSession(HoldingSession):
+class MiniKafkaSession:
     __slots__ = ("_delivery", "_service")
 
     def __init__(self, service: MiniKafkaService, client_host: str = "") -> None:
-        super().__init__()
         self._service = service
         self._delivery: Delivery | None = None
         """What an ACK would acknowledge."""
@@ -96,12 +94,12 @@ class MiniKafkaSession(HoldingSession):
 
     # ------------------------------------------------------------------------------------------------ broker
 
-    def _do(self, request: Request) -> Any:
+    def perform(self, request: Request) -> Any:
         if type(request) is ProduceRun:
             return self._produce(request)
         if type(request) is Said:
             return None
-        return self._hold(self._ask(request))
+        return held(self._ask(request))
 
     def _produce(self, run: ProduceRun) -> Any:
         service = self._service
@@ -120,7 +118,7 @@ class MiniKafkaSession(HoldingSession):
         def made(refusal: Refusal | None) -> Any:
             return service.append(topic, run, service.partitions(topic)) if refusal is None else refusal
 
-        return self._hold_until(service.make(topic), made)
+        return held(in_turn(service.make(topic), made))
 
     def _ask(self, request: Request) -> Any:
         if type(request) is Poll:
@@ -154,7 +152,6 @@ class MiniKafkaSession(HoldingSession):
 
     def closed(self) -> None:
         self._delivery = None
-        self._forget_held()
 
 
 def _answer_run(run: ProduceRun, result: RunAppended | Placed | Refusal) -> bytes:

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, cast
 
 from penstock.broker.engine import Bytes, RunAppended
-from penstock.broker.holding import HoldingSession
 from penstock.dialects.rustlog import binary_form, json_form
 from penstock.dialects.rustlog.binary_form import SIZE_BYTES, DecodeError, ProduceHead
 from penstock.dialects.rustlog.errors import Code, code_and_text, json_text, shown
@@ -42,7 +41,7 @@ from penstock.dialects.rustlog.service import RustLogService
 from penstock.model.chunks import Chunk
 from penstock.model.errors import Fault
 from penstock.model.fed import Fed
-from penstock.model.pending import Pending
+from penstock.model.pending import Pending, held, in_turn
 from penstock.records.record import Record
 
 _SIZE = struct.Struct(">I")
@@ -51,11 +50,10 @@ COPIED_BYTES_MAX = 256 * 1024
 """Slices of bytes are cheaper than slices of a view: what one read delivers is copied once. Large frames are not."""
 
 
-class RustLogSession(HoldingSession):
+class RustLogSession:
     __slots__ = ("_form", "_head", "_json_head", "_prefix", "_service")
 
     def __init__(self, service: RustLogService, client_host: str = "") -> None:
-        super().__init__()
         self._service = service
         self._form = Form.BINARY
         self._prefix: bytes | None = None
@@ -144,7 +142,7 @@ class RustLogSession(HoldingSession):
 
     # ------------------------------------------------------------------------------------------------ broker
 
-    def _do(self, request: Request) -> Any:
+    def perform(self, request: Request) -> Any:
         if type(request) is ProduceRun:
             appended = self._service.append(request)
             if (
@@ -153,7 +151,7 @@ class RustLogSession(HoldingSession):
                 and self._service.makes(request)
             ):
                 request.own()
-                return self._hold_until(self._service.make(request), partial(self._append_made, request))
+                return held(in_turn(self._service.make(request), partial(self._append_made, request)))
             return appended
         if type(request) is Ready:
             return None
@@ -256,14 +254,13 @@ class RustLogSession(HoldingSession):
     def closed(self) -> None:
         self._service.connections -= 1
         self._head = self._json_head = None
-        self._forget_held()
 
 
 _PERFORM: dict[type, Callable[[RustLogSession, Any], Any]] = {
     Fetch: lambda session, request: session._service.fetch(request),
     OffsetCommit: lambda session, request: session._service.commit(request),
     OffsetFetch: lambda session, request: session._service.committed(request),
-    CreateTopic: lambda session, request: session._hold(session._service.create(request)),
+    CreateTopic: lambda session, request: held(session._service.create(request)),
     ListTopics: lambda session, _: session._service.topics(),
     DescribeTopic: lambda session, request: session._service.high_watermarks(request.topic),
     DescribePartition: lambda session, request: session._service.high_watermark(request.topic, request.partition),
