@@ -46,3 +46,15 @@ def test_what_a_server_says_cannot_drive_the_terminal(broker: Broker, penstock: 
     assert ended.code == 1
     assert ended.err.rstrip("\n").isprintable(), ended.err
     assert "Decode error" in ended.err
+
+
+@pytest.mark.parametrize("listener", CLIENTS)
+def test_a_kafka_command_at_another_listener_says_so_at_once(broker: Broker, penstock: Run, listener: str) -> None:
+    address = broker.addresses[listener]
+    for command in (("topics", "list"), ("produce", "orders"), ("consume", "orders", "-n", "1")):
+        ended = penstock(*command, "-b", address)
+        assert ended.code == 1
+        assert ended.err.startswith(
+            f"penstock: no broker at {address}: what listens there does not speak Kafka's protocol ("
+        )
+        assert ended.err.count("\n") == 1

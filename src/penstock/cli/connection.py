@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,20 +42,45 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def reach(bootstrap: str, listener: str = "it") -> list[tuple[str, int]]:
-    """The addresses, one that can be reached first. Fails at once, and with the reason, when nobody listens there:
-    librdkafka would try for a long time."""
+def reach(bootstrap: str, dialect: str = "kafka") -> list[tuple[str, int]]:
+    """The addresses, one that can be reached first. Fails at once, and with the reason, when nobody listens there, or
+    nobody who speaks Kafka's protocol: librdkafka would try for a long time."""
     addresses = [host_and_port(address) for address in bootstrap.split(",")]
     problems = []
     for at, (host, port) in enumerate(addresses):
         try:
-            with socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S):
-                return addresses[at:] + addresses[:at]
+            with socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S) as connection:
+                if dialect != "kafka" or _may_speak_kafka(connection):
+                    return addresses[at:] + addresses[:at]
+                problems.append(f"{host}:{port}: what listens there does not speak Kafka's protocol")
         except OSError as error:
             problems.append(f"{host}:{port}: {error.strerror or error}")
+    listener = "it" if dialect == "kafka" else f"its {dialect} listener"
     raise Failed(
         f"no broker at {'; '.join(problems)} (start one with `penstock serve`, or name {listener} with --bootstrap)"
     )
+
+
+_ASKED = b"\n\n\n\n"
+"""A correlation id that ends a line too, so that a peer that waits for one answers."""
+_API_VERSIONS = struct.pack(">ihh4sh", 10, 18, 0, _ASKED, -1)
+
+
+def _may_speak_kafka(connection: socket.socket) -> bool:
+    """Whether an answer begins as Kafka's do; who is slow to answer may still be such a broker."""
+    connection.sendall(_API_VERSIONS)
+    answer = b""
+    try:
+        while len(answer) < 8:
+            piece = connection.recv(8 - len(answer))
+            if not piece:
+                return False
+            answer += piece
+    except TimeoutError:
+        return True
+    except ConnectionError:
+        return False
+    return answer[4:] == _ASKED
 
 
 def client_config(bootstrap: str, **settings: Any) -> dict[str, Any]:

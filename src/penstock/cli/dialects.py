@@ -45,7 +45,7 @@ def dialect_address(context: typer.Context, name: DialectName, bootstrap: str) -
 @contextlib.contextmanager
 def speaking(name: DialectName, address: str, timeout_s: float = TIMEOUT_S) -> Iterator[DialectClient]:
     """A connected client; whatever goes wrong with it becomes `Failed`."""
-    addresses = reach(address, f"its {name} listener")
+    addresses = reach(address, name)
     try:
         with contextlib.closing(client := CLIENTS[name](addresses, timeout_s)):
             try:

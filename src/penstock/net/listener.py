@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 from collections.abc import Callable
 
@@ -51,9 +53,10 @@ class Listener:
         try:
             self._server = await self._bind()
         except OSError as error:
-            raise StartError(
-                f"cannot listen on {endpoint(self.host, self.port)} for {self.name}: {error.strerror or error}"
-            ) from error
+            # an event loop's own text names the address again
+            code = error.errno or 0
+            why = os.strerror(code) if code in errno.errorcode else error.strerror or error
+            raise StartError(f"cannot listen on {endpoint(self.host, self.port)} for {self.name}: {why}") from error
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _bind(self) -> asyncio.Server:
