@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from penstock.model.chunks import Chunk, FileRange
 from penstock.model.errors import ProtocolError
@@ -138,6 +138,23 @@ class OneByOne(FakeSession):
         return Fed(size, needed, [view[4:size]])
 
 
+class Clock:
+    """Stands in for the loop of a network: its time goes on when a test says so, and not while the machine is busy."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._now_ms = int(loop.time() * 1_000)
+
+    def time(self) -> float:
+        return (self._now_ms + 0.5) / 1_000
+
+    def move(self, ms: int) -> None:
+        self._now_ms += ms
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
 class Server:
     """A listener with fake sessions on a loop in a thread; `call` runs a function there."""
 
@@ -222,6 +239,26 @@ class Server:
             return function()
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(WAIT_S)
+
+    def stop_clock(self) -> None:
+        """From now on time passes, and deadlines are checked, by `pass_ms` alone."""
+
+        def stop() -> None:
+            self.network._timer.cancel()
+            self.network.loop = Clock(self.loop)  # type: ignore[assignment]
+
+        self.call(stop)
+        self.pass_ms(0)
+
+    def pass_ms(self, ms: int) -> None:
+        """It is so much later, and the deadlines have been checked."""
+
+        def go_on() -> None:
+            cast(Clock, self.network.loop).move(ms)
+            self.network._sweep()
+            self.network._timer.cancel()
+
+        self.call(go_on)
 
     def connect(self, receive_bytes: int | None = None, listener: Listener | None = None) -> Client:
         return Client(self._host, (listener or self.listener).port, receive_bytes)
