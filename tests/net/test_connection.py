@@ -113,7 +113,7 @@ def test_a_completed_pending_is_an_answer_like_any_other(serve):
 
 
 def test_a_fatal_frame_closes_after_the_answers_before_it_with_one_printable_line(serve, lines):
-    server = serve()
+    server = serve(stop_grace_ms=20_000)
     with server.connect() as other, server.connect() as client:
         client.send(frame(b"e last words") + b"\0\0\0\0" + b"more bytes that nobody reads" * 10_000)
         assert client.read() == b"e last words"
