@@ -53,6 +53,15 @@ def _admin(bootstrap: str) -> AdminClient:
     return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
 
+def until_readable(broker: Broker, topic: str) -> None:
+    """A transaction is over before its marker is flushed, and who reads to the end would find another end. That is told
+    when all is safe that was there before the question."""
+    admin = admin_of(broker)
+    places = [TopicPartition(topic, at) for at in admin.list_topics(topic, WAIT_S).topics[topic].partitions]
+    for told in admin.list_offsets({place: OffsetSpec.latest() for place in places}).values():
+        told.result(WAIT_S)
+
+
 class KcatMember(Member):
     """`kcat -G` in a process of its own; what it owns is the broker's to say."""
 
@@ -116,6 +125,7 @@ def transactional(
     def check(broker: Broker, topic: str) -> str | None:
         committed, aborted = [b"committed %d" % at for at in range(12)], [b"aborted %d" % at for at in range(6)]
         write(broker.bootstrap, f"{topic}-id", topic, [(committed[:6], True), (aborted, False), (committed[6:], True)])
+        until_readable(broker, topic)
         seen = read(broker.bootstrap, topic, 12, "read_committed")
         assert transactions.sorted_values(seen) == sorted(committed)
         everything = read(broker.bootstrap, topic, 18, "read_uncommitted")
@@ -126,6 +136,7 @@ def transactional(
             made.result(WAIT_S)
         transactions.fill(broker.bootstrap, source, 30)
         transform(broker.bootstrap, source, target, f"{topic}-group", 30)
+        until_readable(broker, target)
         seen = read(broker.bootstrap, target, 30, "read_committed")
         assert transactions.sorted_values(seen) == sorted(b"out %d" % at for at in range(30))
         return None
@@ -165,6 +176,7 @@ def kcat_transactional(broker: Broker, topic: str) -> str | None:
         finally:
             process.kill()
     commit(later)
+    until_readable(broker, topic)
     assert read("read_committed")[:-1] == first + later
     everything = read("read_uncommitted")[:-1]
     assert any(value.startswith(b"aborted") for value in everything)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock import Broker
+from tests.clients.members import until
 from tests.compatibility.java import KAFKA_4, tool
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
@@ -129,7 +130,11 @@ def test_transactions_are_listed_and_described(broker: Broker) -> None:
         "--throughput", "-1", "--bootstrap-server", broker.bootstrap, "--transactional-id", "perf",
         "--transaction-duration-ms", "50",
     )  # fmt: skip
-    assert re.search(r"perf\S*\s+0\s+\d+\s+CompleteCommit", run(broker, TRANSACTIONS, "list"))
+    # a transaction is over before its markers are flushed, and complete only then
+    until(
+        lambda: re.search(r"perf\S*\s+0\s+\d+\s+CompleteCommit", run(broker, TRANSACTIONS, "list")) is not None,
+        "the last transaction is complete",
+    )
 
 
 def test_api_versions_are_all_known_to_kafka(broker: Broker) -> None:

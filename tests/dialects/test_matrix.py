@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock import Broker
 from penstock.cli.dialect_clients import CLIENTS, DialectClient, Groups, Pair
+from penstock.client.kafka import LATEST, KafkaClient
 from penstock.model.listeners import PORTS
 
 OTHERS = sorted(CLIENTS)
@@ -57,6 +58,14 @@ def write(broker: Broker, dialect: str, topic: str) -> None:
         partition = 0 if client.takes_partitions else None
         keyed = client.carries_keys
         client.produce(topic, partition, [Pair(key if keyed else b"", value) for key, value in RECORDS])
+    until_readable(broker, topic)
+
+
+def until_readable(broker: Broker, topic: str) -> None:
+    """Some dialects are answered before the flush, and every transaction before its marker is flushed, and nobody reads
+    what a power cut could take. The end of a log is told when all is safe that was there before the question."""
+    with KafkaClient(broker.bootstrap) as client:
+        client.list_offsets({(topic, 0): LATEST})
 
 
 def read(broker: Broker, dialect: str, topic: str) -> list[Pair]:
@@ -129,6 +138,7 @@ def test_open_and_aborted_transactions_are_seen_by_none(broker: Broker) -> None:
     leaving_open.begin_transaction()
     leaving_open.produce(topic, b"open", partition=0)
     leaving_open.flush(20)
+    until_readable(broker, topic)
     for reader in ALL:
         values = [value for _, value in read(broker, reader, topic)]
         assert values == [*(value for _, value in RECORDS), b"committed"], f"read by {reader}"

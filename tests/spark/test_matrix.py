@@ -10,7 +10,7 @@ import pytest
 from penstock import Broker
 from penstock.cli.dialect_clients import Pair
 from penstock.model.listeners import PORTS
-from tests.dialects.test_matrix import ALL, RECORDS, carries_keys, make_topic, read, write
+from tests.dialects.test_matrix import ALL, RECORDS, carries_keys, make_topic, read, until_readable, write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,6 +42,7 @@ def test_what_spark_writes_every_dialect_reads(spark: SparkSession, broker: Brok
     address = {"kafka.bootstrap.servers": broker.bootstrap, "topic": topic}
     once = {"delivery": delivery, **({"writeId": topic} if delivery == "exactly_once" else {})}
     rows.write.format("penstock").mode("append").options(**address, **once).save()
+    until_readable(broker, topic)
     for reader in ALL:
         wanted = [Pair(key if carries_keys(reader) else b"", value) for key, value in RECORDS]
         assert read(broker, reader, topic) == wanted, f"read by {reader}"

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock import Broker
+from penstock.client.kafka import LATEST, KafkaClient
 from penstock.spark.pipeline.batches import QUERY_ID
 from penstock.spark.pipeline.declaration import Pipeline, Trigger
 from penstock.spark.pipeline.reading import read_pipeline
@@ -106,6 +107,7 @@ class Topics:
 
     def read(self, topic: str) -> list[Any]:
         """The committed records, partition by partition."""
+        self._until_readable(topic)
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -132,6 +134,12 @@ class Topics:
             return found
         finally:
             consumer.close()
+
+    def _until_readable(self, topic: str) -> None:
+        """A transaction is over before its marker is flushed; the end of a log is told when all before it is safe."""
+        with KafkaClient(self.bootstrap) as client:
+            places = [(topic, number) for number in client.metadata([topic]).topics[topic].partitions]
+            client.list_offsets(dict.fromkeys(places, LATEST))
 
     def values(self, topic: str) -> list[Any]:
         return [json.loads(message.value()) for message in self.read(topic)]
