@@ -169,12 +169,12 @@ def test_a_member_that_leaves_gives_its_partitions_to_the_others(broker: Broker,
 def test_a_member_that_falls_silent_is_out_after_its_session(broker: Broker, wire: Wire) -> None:
     make(wire, "t", 4)
     with broker.connect() as other:
-        members = settled([wire, other], "g", session_ms=500)
+        members = settled([wire, other], "g", session_ms=2_500)
         for w, m in zip((wire, other), members, strict=True):
             sync(w, "g", m)
         while heartbeat(wire, "g", members[0]) == 0:
             pass
-        alone = joined(wire.api(11, join_payload("g", members[0].member, session_ms=500)))
+        alone = joined(wire.api(11, join_payload("g", members[0].member, session_ms=2_500)))
         assert sync(wire, "g", alone) == {"t": [0, 1, 2, 3]}
         assert heartbeat(other, "g", members[1]) == 25
 

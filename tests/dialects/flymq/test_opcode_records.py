@@ -482,7 +482,7 @@ def test_a_json_path_needs_no_more_than_its_names(wire: Wire) -> None:
 A_AND_B = bytes(random.Random(1).choices(b"ab", k=1 << 20))
 """Every place in it is new to an automaton."""
 LIMIT_S = 0.5
-"""Five times what is promised, for a machine that is busy."""
+"""Of this process's work, which is five times what is promised; how long a busy machine lets it wait is not counted."""
 
 
 @pytest.mark.parametrize(
@@ -504,9 +504,9 @@ def test_no_filter_makes_the_broker_slow(wire: Wire, wanted: str, records: int) 
     """Records of 1 MiB: as many as one request looks at, or none of them."""
     for _ in range(4):
         wire.good(produce("t", A_AND_B))
-    began = time.monotonic()
+    began = time.process_time()
     answer = wire.ask(fetch("t", 0, 0, 100, wanted))
-    assert time.monotonic() - began < LIMIT_S
+    assert time.process_time() - began < LIMIT_S
     if records:
         assert fetched(answer.payload) == ([], records)
     else:
@@ -519,9 +519,9 @@ def test_no_filter_makes_the_broker_slow(wire: Wire, wanted: str, records: int) 
 )
 def test_the_largest_record_makes_the_broker_no_slower(wire: Wire, wanted: str) -> None:
     wire.good(produce("t", b'{"b":[' + b"{}," * 11_000_000 + b"{}]}"))
-    began = time.monotonic()
+    began = time.process_time()
     wire.ask(fetch("t", 0, 0, 10, wanted))
-    assert time.monotonic() - began < LIMIT_S
+    assert time.process_time() - began < LIMIT_S
 
 
 @pytest.mark.parametrize(
