@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ COMMANDS = ("serve", "topics", "produce", "consume", "groups", "logs", "config",
 
 
 @pytest.fixture
-def nobody() -> str:
-    """An address where nobody listens."""
+def nobody() -> Iterator[str]:
+    """An address where nobody listens, and nobody else can meanwhile."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.mark.parametrize(

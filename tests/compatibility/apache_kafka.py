@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import socket
 import subprocess
@@ -98,6 +99,14 @@ class ApacheKafka:
 
 
 def free_ports(count: int) -> list[int]:
+    """Ports that are free now, and below those that the system gives to whoever asks for any: Java takes seconds to
+    begin, and meanwhile nobody is given one of them by chance."""
+    dice = random.SystemRandom()  # processes that test side by side have the same seed
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
+        ports: list[int] = []
+        while len(ports) < count:
+            port = dice.randrange(15_000, 30_000)
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                ports.append(port)
+        return ports
