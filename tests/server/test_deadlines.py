@@ -1,4 +1,4 @@
-"""Deadlines of a listener's own: two listeners of one broker, one patient and one not, and where the values come from."""
+"""Deadlines of a listener's own: listeners of one broker, each strict in one of them, and where the values come from."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ CONSUMES = 64
 WAIT_S = 30
 
 
-def listener(deadline_ms: int) -> dict[str, object]:
-    return {"host": "127.0.0.1", "port": 0, **dict.fromkeys(FIELDS, deadline_ms)}
+def listener(strict: str | None = None) -> dict[str, object]:
+    """Strict in one deadline alone: whoever is slow to begin must not run into another."""
+    deadlines = dict.fromkeys(FIELDS, PATIENT_MS) | ({} if strict is None else {strict: STRICT_MS})
+    return {"host": "127.0.0.1", "port": 0, **deadlines}
 
 
 CONFIG = {
-    "listeners": {"fluxgo": [listener(STRICT_MS), listener(PATIENT_MS)]},
+    "listeners": {"fluxgo": [*map(listener, FIELDS), listener()]},
     "net": {"idle_deadline_ms": 1},
     "storage": {"flush": "os"},
 }
@@ -44,7 +46,7 @@ CONFIG = {
 
 
 class Running(NamedTuple):
-    strict: tuple[str, int]
+    strict: dict[str, tuple[str, int]]
     patient: tuple[str, int]
     log: Callable[[], str]
 
@@ -61,14 +63,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     assert process.stdout is not None
     try:
         addresses = []
-        for _ in range(2):
+        for _ in (*FIELDS, "patient"):
             _, dialect, address = process.stdout.readline().split()
             assert dialect == "fluxgo"
             host, _, port = address.rpartition(":")
             addresses.append((host, int(port)))
-        with FluxGoClient(*addresses[1]) as client:
+        *strict, patient = addresses
+        with FluxGoClient(*patient) as client:
             client.produce("t", 0, bytes(RECORD_BYTES))
-        yield Running(*addresses, log.read_text)
+        yield Running(dict(zip(FIELDS, strict, strict=True)), patient, log.read_text)
         assert process.poll() is None
         assert "Traceback" not in log.read_text()
     finally:
@@ -105,9 +108,10 @@ def is_closed(running: Running, peer: socket.socket) -> bool:
 
 
 @pytest.fixture
-def peers(running: Running) -> Iterator[tuple[socket.socket, socket.socket]]:
+def peers(running: Running, request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Of the listener that is strict in the named deadline, and of the patient one."""
     with socket.socket() as strict, socket.socket() as patient:
-        for peer, address in ((patient, running.patient), (strict, running.strict)):
+        for peer, address in ((patient, running.patient), (strict, running.strict[request.param])):
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
             peer.settimeout(WAIT_S)
             peer.connect(address)
@@ -118,6 +122,7 @@ Peers = tuple[socket.socket, socket.socket]
 ANSWER_BYTES = 4 + 1 + RECORD_BYTES
 
 
+@pytest.mark.parametrize("peers", ["frame_deadline_ms"], indirect=True)
 def test_a_half_frame_is_given_up_by_the_strict_listener_and_awaited_by_the_patient_one(
     running: Running, peers: Peers
 ) -> None:
@@ -132,6 +137,7 @@ def test_a_half_frame_is_given_up_by_the_strict_listener_and_awaited_by_the_pati
     assert exactly(patient, ANSWER_BYTES) == ANSWER_BYTES
 
 
+@pytest.mark.parametrize("peers", ["idle_deadline_ms"], indirect=True)
 def test_an_idle_peer_is_closed_by_the_strict_listener_and_kept_by_the_patient_one(
     running: Running, peers: Peers
 ) -> None:
@@ -143,6 +149,7 @@ def test_an_idle_peer_is_closed_by_the_strict_listener_and_kept_by_the_patient_o
     assert exactly(patient, ANSWER_BYTES) == ANSWER_BYTES
 
 
+@pytest.mark.parametrize("peers", ["write_deadline_ms"], indirect=True)
 def test_a_slow_reader_is_cut_off_by_the_strict_listener_and_awaited_by_the_patient_one(
     running: Running, peers: Peers
 ) -> None:

@@ -22,9 +22,16 @@ from tests.clients.test_producing import create
 WAIT_S = 60.0
 
 
+def is_there(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it may go while it is looked at
+        return False
+
+
 def wait_until_gone(pid: int) -> None:
     deadline = time.monotonic() + WAIT_S
-    while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+    while is_there(pid):
         assert time.monotonic() < deadline, f"process {pid} lives on"
         time.sleep(0.01)
 
