@@ -231,7 +231,7 @@ def test_a_new_producer_with_the_same_id_fences_the_old_one_and_aborts_its_trans
 
 def test_a_transaction_that_takes_too_long_is_aborted(broker: Broker, kafka_admin: Any, wide_topic: str) -> None:
     name = f"{wide_topic}-id"
-    producer = transactional(broker.bootstrap, name, **{"transaction.timeout.ms": 1_000, "message.timeout.ms": 1_000})
+    producer = transactional(broker.bootstrap, name, **{"transaction.timeout.ms": 5_000, "message.timeout.ms": 5_000})
     producer.begin_transaction()
     producer.produce(wide_topic, b"too slow", partition=0)
     assert producer.flush(WAIT_S) == 0

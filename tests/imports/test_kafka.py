@@ -83,7 +83,8 @@ def _fill(address: str) -> None:
 
 def _transactions(address: str) -> None:
     for name, end in (("one", "commit"), ("two", "abort"), ("three", "commit"), ("four", "open")):
-        producer = _producer(address, **{"transactional.id": name})
+        # what is left open must not be aborted before the directory is read
+        producer = _producer(address, **{"transactional.id": name, "transaction.timeout.ms": 600_000})
         producer.init_transactions(30)
         producer.begin_transaction()
         for number in range(3):
