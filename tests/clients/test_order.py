@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import ConsumerGroupState
+from confluent_kafka.admin import AdminClient
 
 from penstock import Broker
+from penstock.client.kafka import KafkaClient
 from penstock.dialects.kafka.apis import is_flexible
 from penstock.records.builder import NewRecord, build_batch
+from tests.clients.members import until
 from tests.dialects.kafka.oracle import decode_answer, request_body
 from tests.raw_peer import RawPeer
 
@@ -239,17 +243,24 @@ def test_a_long_name_in_a_refusal_is_cut(peer: Peer, topic: str) -> None:
 
 def test_who_waits_in_a_rebalance_is_answered_when_the_broker_stops() -> None:
     join = {
-        "group_id": "g", "session_timeout": 30_000, "rebalance_timeout": 30_000, "member_id": "",
+        "group_id": "g", "session_timeout": 30_000, "rebalance_timeout": 600_000, "member_id": "",
         "protocol_type": "consumer", "protocols": [{"name": "range", "metadata": b""}],
     }  # fmt: skip
-    with Broker() as broker:
+    with Broker(settings={"groups.initial_rebalance_delay_ms": 600_000}) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
         peer = Peer(broker)
         try:
-            peer.send(Peer._frame(1, 11, 2, join))  # the first member waits for others to come
-            time.sleep(1)
-            began = time.monotonic()
-            broker.stop()
-            assert time.monotonic() - began < 1.5
+            with KafkaClient(broker.bootstrap) as client:
+                client.fetch_offsets("g")  # once it is answered, the group's coordinator is there
+            peer.send(Peer._frame(1, 11, 2, join))
+
+            def state() -> ConsumerGroupState:
+                found: ConsumerGroupState = admin.describe_consumer_groups(["g"])["g"].result(30).state
+                return found
+
+            until(lambda: state() is ConsumerGroupState.PREPARING_REBALANCING, "the first member waits for others")
+            # whose answer is not there when the grace of the stop is over gets none
+            assert broker.stop() == 0
             answer = peer.read_frame()
             assert answer is not None
             assert int(decode_answer(11, 2, answer).error_code) == 16
