@@ -12,6 +12,8 @@ from penstock.cli.dialect_clients import CLIENTS, DialectClient, Pair
 from tests.cli.conftest import Run
 
 TIMEOUT_S = 0.3
+"""For those who may get no answer at all."""
+WAIT_S = 30.0
 PAIRS = [(dialect, listener) for dialect in CLIENTS for listener in ("kafka", *CLIENTS) if dialect != listener]
 
 
@@ -19,14 +21,14 @@ PAIRS = [(dialect, listener) for dialect in CLIENTS for listener in ("kafka", *C
 def broker() -> Iterator[Broker]:
     listen = tuple(f"{name}=127.0.0.1:0" for name in ("kafka", *CLIENTS))
     with Broker(listen=listen, settings={"storage.flush": "os"}) as broker:
-        with closing(connected(broker, "fluxgo", "fluxgo")) as client:
+        with closing(connected(broker, "fluxgo", "fluxgo", WAIT_S)) as client:
             client.produce("orders", 0, [Pair(b"", b"v")])
         yield broker
 
 
-def connected(broker: Broker, dialect: str, listener: str) -> DialectClient:
+def connected(broker: Broker, dialect: str, listener: str, timeout_s: float = TIMEOUT_S) -> DialectClient:
     host, _, port = broker.addresses[listener].rpartition(":")
-    return CLIENTS[dialect]([(host, int(port))], TIMEOUT_S)
+    return CLIENTS[dialect]([(host, int(port))], timeout_s)
 
 
 @pytest.mark.parametrize(("dialect", "listener"), PAIRS)
