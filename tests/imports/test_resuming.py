@@ -68,7 +68,11 @@ def test_an_import_that_is_killed_again_and_again_doubles_and_loses_nothing(
     broker: Broker, client: KafkaClient, tmp_path: Path
 ) -> None:
     values = _source(tmp_path / "s", "killed", 12_000, 5_000)
-    command = [sys.executable, "-m", "penstock.cli.main", "import", "--from", "day1", str(tmp_path / "s")]
+    # many small steps, so that the blow falls among them even if it comes late
+    script = (
+        "from penstock.imports import online; online.WINDOW_BATCHES = 1\nfrom penstock.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", script, "import", "--from", "day1", str(tmp_path / "s")]
     command += ["--bootstrap", broker.bootstrap, "--progress", str(tmp_path / "progress"), "--json"]
     steps = tmp_path / "progress" / "killed-0.steps"
     seen = 0

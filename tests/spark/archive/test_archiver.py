@@ -409,8 +409,10 @@ def test_an_empty_topic_gives_an_empty_table(topic: Topic, tmp_path: Path) -> No
 def test_a_run_that_is_stopped_says_that_it_is_not_done_and_goes_on_later(topic: Topic, tmp_path: Path) -> None:
     topic.fill(600)
     where = ("archive", "run", topic.name, "--to", str(tmp_path / "table"), "-b", topic.bootstrap)
-    command = [sys.executable, "-m", "penstock.cli.main", *where, "--engine", "local", "--commit-records", "60"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "penstock.cli.main", *where, "--engine", "local"]
+    # so many steps that it is still at them when it is told to stop, however late that is
+    in_steps = [*command, "--commit-records", "6"]
+    with subprocess.Popen(in_steps, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("archived ")
         process.send_signal(signal.SIGINT)
