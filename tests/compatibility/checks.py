@@ -434,7 +434,8 @@ def kcat_admin(broker: Broker, topic: str) -> str | None:
 # ---- all of them ------------------------------------------------------------------------------------------------------
 
 _RDKAFKA = {"heartbeat.interval.ms": 300}
-_OTHERS = {"heartbeat_interval_ms": 300}
+_OTHERS = {"heartbeat_interval_ms": 300, "session_timeout_ms": 10_000}
+"""A member that kafka-python gave up while it joined is in the way for as long as its session lasts."""
 _COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky"}
 _ALL = ("none", "gzip", "snappy", "lz4", "zstd")
 
