@@ -179,7 +179,8 @@ class NetSection(msgspec.Struct, frozen=True, kw_only=True):
     in_flight_bytes_max: Annotated[
         int,
         Meta(
-            ge=1024, description="Half-received requests and unsent answers over all connections; then reading waits."
+            ge=1024,
+            description="Requests half received or waiting, and unsent answers, of all connections; then reading waits.",
         ),
     ] = limits.IN_FLIGHT_BYTES_MAX
     frame_deadline_ms: Annotated[
