@@ -153,3 +153,20 @@ def test_holds_of_many_connections_in_one_turn(serve: Callable[..., Server]) -> 
     finally:
         for client in clients:
             client.socket.close()
+
+
+def test_what_is_left_of_a_read_does_not_get_deeper_with_every_hold(serve: Callable[..., Server]) -> None:
+    """Each hold stops the read that it came in; a read may have hundreds of thousands."""
+    server = serve()
+    with server.connect() as client:
+        client.send(frame(b"h") * 100)
+        for _ in range(50):
+            server.until(lambda: server.sessions and server.sessions[0].parked)
+            server.call(server.sessions[0].release)
+            assert client.read() == b"parked 0"
+        server.until(lambda: server.sessions[0].parked)
+        [connection] = server.listener.connections
+        left = server.call(lambda: connection._backlog)
+        assert left is not None
+        _, behind = left.requests
+        assert behind.__length_hint__() == 48, "a plain iterator of the read's list"

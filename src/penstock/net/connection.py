@@ -111,7 +111,8 @@ class Connection(Exchange, asyncio.BufferedProtocol):
             else:
                 self._recharge()
         if network.in_flight.pressed and not self._closed:
-            self._waits_for_memory = not network.in_flight.may_read(self, half.filled > 0)
+            is_mid_frame = half.filled > 0 and not self._is_held_up()
+            self._waits_for_memory = not network.in_flight.may_read(self, is_mid_frame)
             self._regulate()
 
     def eof_received(self) -> bool:

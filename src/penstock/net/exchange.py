@@ -35,10 +35,15 @@ if TYPE_CHECKING:
     from penstock.net.listener import Listener
 
 
+_Waiting = tuple[Any, Iterator[Any]]
+"""The next request of a read and those behind it. Not one iterator: putting a request back before the others would nest it
+once for every time that a read has to stop."""
+
+
 class _Backlog(NamedTuple):
     """Requests that one read delivered and that must wait for room."""
 
-    requests: Iterator[Any]
+    requests: _Waiting
     borrowed: memoryview
     fatal: str | None
 
@@ -138,7 +143,9 @@ class Exchange(ABC):
                     self._network.turn.add(self, requests[0], consumed)
                     return
                 may_wait = False
-                waiting = iter(requests) if self._is_held_up() else self._perform(iter(requests))
+                behind = iter(requests)
+                first = next(behind)
+                waiting = (first, behind) if self._is_held_up() else self._perform(first, behind)
                 if self._closed or self._ending:
                     return
                 if waiting is not None:
@@ -171,8 +178,8 @@ class Exchange(ABC):
             self._recharge()
             self._regulate()
 
-    def _perform(self, requests: Iterator[Any]) -> Iterator[Any] | None:
-        """Perform in order and send the answers; what remains when a bound stopped it."""
+    def _perform(self, first: Any, behind: Iterator[Any]) -> _Waiting | None:
+        """Perform in order and send the answers; what remains when a hold or a bound stopped it."""
         session = self._session
         perform, answer = session.perform, session.answer
         parked_max = self._network.settings.in_flight_requests_max
@@ -182,7 +189,7 @@ class Exchange(ABC):
         size = 0
         full = False
         try:
-            for request in requests:
+            for request in chain((first,), behind):
                 if full:
                     self._send(out, size)
                     out, size, full = [], 0, False
@@ -191,7 +198,7 @@ class Exchange(ABC):
                     if self._closed:
                         return None
                     if self._is_full():
-                        return chain((request,), requests)
+                        return request, behind
                     room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
                 result = perform(request)
                 if parked or isinstance(result, Pending):
@@ -367,7 +374,7 @@ class Exchange(ABC):
         backlog = self._backlog
         if backlog is not None and not self._closed and not self._is_full():
             self._backlog = None
-            waiting = self._perform(backlog.requests)
+            waiting = self._perform(*backlog.requests)
             if waiting is not None:
                 self._backlog = backlog._replace(requests=waiting)
             else:
