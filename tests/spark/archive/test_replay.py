@@ -157,7 +157,8 @@ def test_a_table_that_another_tool_rewrote_is_replayed_in_order(topic: Topic, ta
     topic.fill(60)
     archive(topic, tmp_path / "table", "delta", pace=Pace(commit_records_max=50))
     deltalake.DeltaTable(str(tmp_path / "table")).optimize.z_order(["key"])
-    assert {file.partition for file in open_table(str(tmp_path / "table")).files()} == {MIXED}
+    # the tool decides how many files it makes of a day, so one may have the rows of a single partition by chance
+    assert MIXED in {file.partition for file in open_table(str(tmp_path / "table")).files()}
     replay(topic, tmp_path / "table", target)
     assert topic_rows(topic.bootstrap, target) == topic.rows()
     topic.fill(10)
