@@ -20,7 +20,7 @@ demo: setup ## orders in by three protocols, revenue out by Spark, two kills, no
 	@$(BIN)/python examples/demo.py
 
 test: setup ## run the tests
-	$(BIN)/python -m pytest -n $(WORKERS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS)
 
 lint: setup ## ruff, mypy --strict, and the borders between the rooms
 	$(BIN)/ruff check .
