@@ -54,7 +54,7 @@ def _compare(result: Result, ours: Series, theirs: Series, what: str, bar: float
     result.check(f"{what}, requests/s of E", found.best, bar, note=note)
 
 
-def _prefill(server: Server, topic: str, partitions: int) -> int:
+def prefill(server: Server, topic: str, partitions: int) -> int:
     """A topic whose offsets have seven digits from now on; gives how many records it has."""
     Control(server.address).create_topic(topic, partitions)
     batch = wire.batch(10_000, 1)
@@ -156,7 +156,7 @@ def connections(run: Run, result: Result) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(dialect_broker(place / "data", "os", "leader", *LISTENERS, "minikafka"))
         control = Control(server.address)
-        stored = _prefill(server, "minikafka", 4)
+        stored = prefill(server, "minikafka", 4)
         requests = [minikafka_produce("minikafka", f"key-{i:02d}", value) for i in range(CONNECTIONS)]
         swarms = {"minikafka": Swarm(server.addresses["minikafka"], requests, work, check_minikafka, receive_line)}
         subjects = [Subject("minikafka", server.pid, swarms["minikafka"].run)]
@@ -264,7 +264,7 @@ def _numbered(offset: int, size: int) -> bytes:
     return (f"{offset:012d}" + random.Random(offset).randbytes(size // 2).hex())[:size].encode()
 
 
-def _fill_for_reads(server: Server, topic: str, batches: int, per_batch: int, compression: int) -> int:
+def fill_for_reads(server: Server, topic: str, batches: int, per_batch: int, compression: int) -> int:
     """Batches of numbered records; gives the size of the largest batch."""
     control = Control(server.address)
     control.create_topic(topic)
@@ -284,8 +284,8 @@ def reads(run: Run, result: Result) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(dialect_broker(place / "data", "os", "leader", *LISTENERS))
         total = (100_000 if run.quick else 400_000) // per_small
-        _fill_for_reads(server, "small", total, per_small, wire.PLAIN)
-        largest = _fill_for_reads(server, "large", parts, per_large, wire.ZSTD)
+        fill_for_reads(server, "small", total, per_small, wire.PLAIN)
+        largest = fill_for_reads(server, "large", parts, per_large, wire.ZSTD)
         lengths = {"small": total * per_small, "large": parts * per_large}
         swarms: dict[str, Swarm] = {}
         subjects = []
@@ -297,7 +297,7 @@ def reads(run: Run, result: Result) -> None:
                 (f"{frames.name}, 1 MB zstd", address, server.pid, "large"),
                 (f"E for {frames.name}", echo.address, echo.pid, "small"),
             ):
-                swarms[name] = _readers(at, frames, topic, lengths[topic], check=pid == server.pid)
+                swarms[name] = readers(at, frames, topic, lengths[topic], check=pid == server.pid)
                 subjects.append(Subject(name, pid, swarms[name].run))
         series = alternate(subjects, TOGETHER_SLICES * run.slices, run.slice_s)
         for name, swarm in swarms.items():
@@ -322,7 +322,7 @@ def reads(run: Run, result: Result) -> None:
     result.notes.append(f"small: {per_small} records a batch; large: {per_large:,}, {largest / 1e6:.2f} MB packed")
 
 
-def _readers(address: Address, frames: Frames, topic: str, length: int, *, check: bool = True) -> Swarm:
+def readers(address: Address, frames: Frames, topic: str, length: int, *, check: bool = True) -> Swarm:
     """Each connection has a part of the log; a value says whether it is of the right one."""
     step = length // CONNECTIONS
 
@@ -374,7 +374,7 @@ def rustlog_json(run: Run, result: Result) -> None:
         dialect_broker(place / "data", "os", "leader", "rustlog") as server,
         reference("json", place, str(SEVEN_DIGITS)) as limit,
     ):
-        stored = _prefill(server, "json", 1)
+        stored = prefill(server, "json", 1)
         request = json_produce("json", value)
         work = Work(1, 1, len(value))
         ours: dict[int, Pipeline] = {}
