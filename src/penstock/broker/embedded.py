@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from penstock.broker import offsets, runs
+from penstock.broker import internal_topics, offsets, runs
 from penstock.broker.cleaning import Cleaning
 from penstock.broker.engine import (
     Acks,
@@ -59,9 +59,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READER_THREADS = 4
-
-INTERNAL_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
-"""Small segments: what is cleaned early is loaded fast."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -243,7 +240,7 @@ class EmbeddedEngine:
     ) -> list[Appended] | Pending[list[Appended]]:
         found = self._partitions.get((topic, partition))
         if found is None or topic in INTERNAL_TOPICS:
-            return [self._refused(topic, found)] * len(batches)
+            return [self._refused(topic)] * len(batches)
         if self._gathering.active:
             return self._gathering.add_batches(found, batches, acks)
         results, safe_offset = found.append(batches, time.time_ns() // 1_000_000)
@@ -263,7 +260,7 @@ class EmbeddedEngine:
         for key, places in groups.items():
             partition = self._partitions.get(key)
             if partition is None or is_internal(key[0]):
-                appended, safe_offset = [self._refused(key[0], partition)] * len(places), 0
+                appended, safe_offset = [self._refused(key[0])] * len(places), 0
             else:
                 appended, safe_offset = partition.append([appends[at].records for at in places], now_ms)
                 if safe_offset and (acks == Acks.ALL or partition.waits_always) and partition.durable:
@@ -279,10 +276,12 @@ class EmbeddedEngine:
         return wait.pending
 
     @staticmethod
-    def _refused(topic: str, partition: Partition | None) -> Appended:
-        if partition is None:
-            return Appended(Fault.UNKNOWN_TOPIC_OR_PARTITION)
-        return Appended(Fault.INVALID_TOPIC, text=f"{topic} is written by the broker alone")
+    def _refused(topic: str) -> Appended:
+        """Why a client cannot write to a partition that does not exist or is internal."""
+        if is_internal(topic):
+            refusal = internal_topics.refusal(topic)
+            return Appended(refusal.fault, text=refusal.text)
+        return Appended(Fault.UNKNOWN_TOPIC_OR_PARTITION)
 
     def append_run(
         self,
@@ -295,7 +294,7 @@ class EmbeddedEngine:
     ) -> RunAppended | Pending[RunAppended]:
         found = self._partitions.get((topic, partition))
         if found is None or topic in INTERNAL_TOPICS:
-            refused = self._refused(topic, found)
+            refused = self._refused(topic)
             return RunAppended(refused.fault, text=refused.text or refused.fault.value)
         if timestamp_ms > 0:
             refusal = found.timestamp_refusal(timestamp_ms, timestamp_ms, time.time_ns() // 1_000_000)
@@ -310,7 +309,7 @@ class EmbeddedEngine:
     ) -> RunAppended | Pending[RunAppended]:
         found = self._partitions.get((topic, partition))
         if found is None or topic in INTERNAL_TOPICS:
-            refused = self._refused(topic, found)
+            refused = self._refused(topic)
             return RunAppended(refused.fault, text=refused.text or refused.fault.value)
         now_ms = time.time_ns() // 1_000_000
         stamps = [record.timestamp for record in records]
@@ -352,6 +351,8 @@ class EmbeddedEngine:
         return offsets.epoch_end(found, current_leader_epoch, leader_epoch)
 
     def delete_records(self, topic: str, partition: int, offset: int) -> tuple[Fault, int] | Pending[tuple[Fault, int]]:
+        if is_internal(topic):
+            return internal_topics.refusal(topic).fault, -1
         found = self._partitions.get((topic, partition))
         written = None if found is None else found.once_readable(lambda: None)
         return in_turn(
@@ -482,8 +483,7 @@ class EmbeddedEngine:
     async def _made_internal(self, name: str, opened: Callable[[list[Partition]], None]) -> Fault:
         async with self._internal_lock:
             if self._topics.get(name) is None:
-                topic = NewTopic(name, self.settings.internal_partitions, 1, INTERNAL_TOPIC_CONFIGS)
-                (result,) = await self._topics.create([topic], validate_only=False)
+                result = await self._topics.create_internal(name, self.settings.internal_partitions)
                 if result.fault is not Fault.NONE:
                     logger.error("internal topic %s cannot be made: %s", name, result.text)
                     return Fault.COORDINATOR_NOT_AVAILABLE

@@ -9,7 +9,7 @@ from __future__ import annotations
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import NewTopic, TopicResult
 from penstock.model.errors import BrokerError, Fault
-from penstock.model.ids import is_internal, topic_name
+from penstock.model.ids import topic_name
 from penstock.model.listeners import ListenerSettings
 from penstock.model.pending import Pending
 
@@ -22,8 +22,6 @@ def make_partition(
         topic_name(topic)
     except BrokerError as error:
         return error
-    if is_internal(topic):
-        return BrokerError(Fault.INVALID_TOPIC, f"{topic} is written by the broker alone")
     if not settings.creates_topics:
         return BrokerError(
             Fault.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {topic}-{partition}, and this listener makes no topics"

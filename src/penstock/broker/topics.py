@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.broker import catalogue
+from penstock.broker import catalogue, internal_topics
 from penstock.broker.catalogue import TopicEntry
 from penstock.broker.engine import NewTopic, TopicResult
 from penstock.model import limits, topic_config
@@ -53,7 +53,7 @@ class Topics:
         saved = directory.read_state(catalogue.FILE_NAME)
         if saved is None:
             directory.refuse_lost_catalogue(catalogue.FILE_NAME)
-        self._entries = catalogue.decode(saved)
+        self._entries = internal_topics.repair_configs(catalogue.decode(saved))
         self._names_by_id = {entry.id.bytes: entry.name for entry in self._entries.values()}
         self._configs: dict[str, TopicConfig] = {}
         self._lock = asyncio.Lock()
@@ -98,6 +98,16 @@ class Topics:
     # ------------------------------------------------------------------------------------------------ changing
 
     async def create(self, topics: Sequence[NewTopic], *, validate_only: bool) -> list[TopicResult]:
+        """Create topics for a client."""
+        return await self._create(topics, validate_only=validate_only, by_client=True)
+
+    async def create_internal(self, name: str, partitions: int) -> TopicResult:
+        """Create an internal topic for its coordinators."""
+        topic = NewTopic(name, partitions, 1, internal_topics.CONFIGS)
+        [result] = await self._create([topic], validate_only=False, by_client=False)
+        return result
+
+    async def _create(self, topics: Sequence[NewTopic], *, validate_only: bool, by_client: bool) -> list[TopicResult]:
         async with self._lock:
             asked = [topic.name for topic in topics]
             planned: dict[TopicName, TopicEntry] = {}
@@ -107,6 +117,8 @@ class Topics:
                 try:
                     if asked.count(topic.name) > 1:
                         raise BrokerError(Fault.INVALID_REQUEST, f"topic {topic.name!r} is named twice")
+                    if by_client and is_internal(topic.name):
+                        raise internal_topics.refusal(topic.name)
                     entry = self._planned(topic, room)
                 except BrokerError as error:
                     results.append(TopicResult(topic.name, error.fault, error.text))
@@ -173,12 +185,12 @@ class Topics:
             gone: dict[TopicName, TopicEntry] = {}
             for name in names:
                 entry = self._entries.get(TopicName(name))
-                if not self._settings.delete_topics:
+                if is_internal(name):
+                    results.append(_refused(name))
+                elif not self._settings.delete_topics:
                     results.append(TopicResult(name, Fault.TOPIC_DELETION_DISABLED))
                 elif entry is None:
                     results.append(TopicResult(name, Fault.UNKNOWN_TOPIC_OR_PARTITION))
-                elif is_internal(name):
-                    results.append(TopicResult(name, Fault.INVALID_TOPIC, f"{name} is the broker's own"))
                 else:
                     gone[entry.name] = entry
                     results.append(TopicResult(name, Fault.NONE, None, entry.id))
@@ -213,12 +225,14 @@ class Topics:
             grown: dict[TopicName, TopicEntry] = {}
             for name, count in topics:
                 entry = self._entries.get(TopicName(name))
-                if entry is None:
+                if is_internal(name):
+                    results.append(_refused(name))
+                elif entry is None:
                     results.append(TopicResult(name, Fault.UNKNOWN_TOPIC_OR_PARTITION))
                 elif count <= entry.partitions:
                     text = f"topic {name!r} has {entry.partitions} partitions; {count} is not more"
                     results.append(TopicResult(name, Fault.INVALID_PARTITIONS, text))
-                elif count > limits.PARTITIONS_PER_TOPIC_MAX or is_internal(name):
+                elif count > limits.PARTITIONS_PER_TOPIC_MAX:
                     text = f"a topic has at most {limits.PARTITIONS_PER_TOPIC_MAX} partitions"
                     results.append(TopicResult(name, Fault.INVALID_PARTITIONS, text))
                 else:
@@ -249,6 +263,9 @@ class Topics:
             changed: dict[TopicName, TopicEntry] = {}
             for name, values in changes.items():
                 entry = self._entries.get(TopicName(name))
+                if is_internal(name):
+                    results.append(_refused(name))
+                    continue
                 if entry is None:
                     results.append(TopicResult(name, Fault.UNKNOWN_TOPIC_OR_PARTITION))
                     continue
@@ -290,6 +307,11 @@ class Topics:
     @staticmethod
     def _off_loop(work: Callable[[], _T]) -> Awaitable[_T]:
         return asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def _refused(name: str) -> TopicResult:
+    refusal = internal_topics.refusal(name)
+    return TopicResult(name, refusal.fault, refusal.text)
 
 
 def _failed(results: list[TopicResult], touched: Iterable[str], error: OSError) -> list[TopicResult]:

@@ -19,7 +19,7 @@ from penstock.broker.transactions import Transactions
 from penstock.coordination.transaction_commands import AddPartitions, PartitionsResult, VerifyPartitions
 from penstock.coordination.transaction_states import Identity
 from penstock.model.errors import Fault
-from penstock.model.ids import TopicName, TopicPartition
+from penstock.model.ids import TopicName, TopicPartition, is_internal
 from penstock.model.pending import Pending, settle
 from penstock.records.batch import Batch, BatchError
 
@@ -119,8 +119,8 @@ class TransactionalAppends:
         strangers: dict[Identity, set[TopicPartition]] = {}
         for topic, index, records in appends:
             partition = self._find(topic, index)
-            if partition is None:
-                continue
+            if partition is None or is_internal(topic):
+                continue  # the append refuses it
             try:
                 batch = Batch(records)
             except BatchError:

@@ -237,12 +237,13 @@ def test_the_longest_name_is_accepted(wire: Wire) -> None:
 
 
 def test_internal_topics_are_read_and_not_written(wire: Wire) -> None:
-    refused = "__consumer_offsets is written by the broker alone"
+    reason = "is an internal topic: clients can read it but not change it"
+    refused = f"__consumer_offsets {reason}"
     assert wire.ask(produce("__consumer_offsets", b"v")).text == refused
     wire.good(op(0x06, s("t") + s("g") + i32(0) + u64(1)))  # makes it
     assert wire.ask(produce("__consumer_offsets", b"v")).text == refused
-    assert wire.ask(op(0x09, s("__consumer_offsets"))).text == "__consumer_offsets is the broker's own"
-    assert wire.ask(op(0x03, s("__transaction_state") + i32(1))).text == "__transaction_state is the broker's own"
+    assert wire.ask(op(0x09, s("__consumer_offsets"))).text == refused
+    assert wire.ask(op(0x03, s("__transaction_state") + i32(1))).text == f"__transaction_state {reason}"
     assert wire.ask(fetch("__consumer_offsets", 0, 0, 1)).opcode == 0x07
 
 

@@ -147,7 +147,7 @@ def test_names_outside_the_grammar_are_refused_and_make_nothing(peer: Peer, tmp_
 def test_a_line_that_begins_with_topic_may_not_name_the_brokers_own_topics(peer: Peer) -> None:
     assert peer.send(b"SET_OFFSET orders:g 1\n") == b"+OK\n"
     answer = peer.send(produce(b"a", topic=b"__consumer_offsets"))
-    assert answer == b"-ERR __consumer_offsets is written by the broker alone\n"
+    assert answer == b"-ERR __consumer_offsets is an internal topic: clients can read it but not change it\n"
 
 
 def test_where_the_listener_makes_no_topics_an_unknown_one_is_an_error(broker: Broker) -> None:

@@ -77,7 +77,7 @@ def test_names_outside_the_grammar_make_nothing(peer: Peer, tmp_path: Path, topi
 def test_the_internal_topics_are_written_by_nobody(peer: Peer) -> None:
     assert peer.send(commit("g", 1)) == COMMITTED
     answer = peer.send(produce(b"x", topic="__consumer_offsets"))
-    assert answer == error(10, "__consumer_offsets is written by the broker alone")
+    assert answer == error(10, "__consumer_offsets is an internal topic: clients can read it but not change it")
     assert peer.send(fetch(topic="__consumer_offsets", partition=99)) == unknown("__consumer_offsets", 99)
 
 

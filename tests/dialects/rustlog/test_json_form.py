@@ -124,7 +124,7 @@ def test_what_the_broker_cannot_write_is_an_error_with_its_reason(peer: Peer, br
         "failed to write record: a record of a compacted topic needs a key"
     )
     peer.ask(json_commit(1))
-    message = "__consumer_offsets is written by the broker alone"
+    message = "__consumer_offsets is an internal topic: clients can read it but not change it"
     assert peer.ask(json_produce(b"a", topic="__consumer_offsets")) == failed(message)
 
 

@@ -16,7 +16,7 @@ from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import Bytes, NewTopic, RunAppended, TopicResult
 from penstock.dialects.flymq.turns import follow
 from penstock.model.errors import BrokerError, Fault
-from penstock.model.ids import is_internal, topic_name
+from penstock.model.ids import topic_name
 from penstock.model.listeners import ListenerSettings
 from penstock.model.pending import Pending, gather, when
 from penstock.records.builder import NewRecord
@@ -85,8 +85,6 @@ class Placing:
     def create(self, topic: str) -> Pending[Any]:
         """Make a topic that a produce names; completes with None or a BrokerError. Raises BrokerError if it may not be."""
         topic_name(topic)
-        if is_internal(topic):
-            raise BrokerError(Fault.INVALID_TOPIC, f"{topic} is written by the broker alone")
         if not self._settings.creates_topics:
             raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION, f"topic not found: {topic}")
         made = self._engine.create_topics([NewTopic(topic, self._settings.partitions or 1)], validate_only=False)

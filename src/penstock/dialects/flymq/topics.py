@@ -10,7 +10,7 @@ from penstock.dialects.flymq.turns import follow
 from penstock.dialects.flymq.wire import I16, I32, TRUE, U64, Reader, array, ints, string
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fault_tables import KAFKA_CODES as CODES
-from penstock.model.ids import is_internal, topic_name
+from penstock.model.ids import topic_name
 from penstock.model.pending import gather
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ STANDALONE = "standalone"
 def create_topic(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
     name, partitions = reader.string(), reader.i32()
     topic_name(name)
-    if is_internal(name):
-        raise BrokerError(Fault.INVALID_TOPIC, f"{name} is the broker's own")
     if partitions < 0:
         raise BrokerError(Fault.INVALID_PARTITIONS, f"a topic cannot have {partitions} partitions")
     made = service.engine.create_topics([NewTopic(name, partitions or 1)], validate_only=False)
@@ -38,8 +36,6 @@ def create_topic(service: FlyMQService, session: FlyMQSession, reader: Reader) -
 
 def delete_topic(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
     name = reader.string()
-    if is_internal(name):
-        raise BrokerError(Fault.INVALID_TOPIC, f"{name} is the broker's own")
     if service.engine.topic(name) is None:
         return TRUE
     deleted = service.engine.delete_topics([name])

@@ -14,7 +14,7 @@ from penstock.dialects.kafka.metadata import (
     encode_topics,
 )
 from penstock.model.errors import BrokerError, Fault
-from penstock.model.ids import topic_name
+from penstock.model.ids import is_internal, topic_name
 from penstock.model.pending import Pending, gather, when
 
 if TYPE_CHECKING:
@@ -36,10 +36,11 @@ def metadata(service: KafkaService, body: Any, version: int, correlation_id: int
     if body.topics is None or (version == 0 and not body.topics):
         return _metadata_answer(service, body, version, correlation_id, None, {})
     may_create = engine.settings.auto_create_topics and (version < 4 or body.allow_auto_topic_creation)
+    # A consumer may ask for an internal topic before the broker has created it: it is unknown, not refused.
     missing = {
         topic.name: NewTopic(topic.name)
         for topic in body.topics
-        if may_create and topic.name is not None and engine.topic(topic.name) is None
+        if may_create and topic.name is not None and not is_internal(topic.name) and engine.topic(topic.name) is None
     }
     if not missing:
         return _metadata_answer(service, body, version, correlation_id, body.topics, {})
