@@ -437,7 +437,7 @@ def test_a_failed_write_that_cannot_be_cut_back_ends_the_log(tmp_path: Path, mon
         async with engine_on(tmp_path, disk) as engine:
             assert await faults(engine, batch_of(b"safe")) == [Fault.NONE]
             with monkeypatch.context() as patch:
-                patch.setattr(files.os, "ftruncate", _no_truncate)
+                patch.setattr(disk.system_calls, "truncate", _no_truncate)
                 fault.arm(50, errno.ENOSPC)
                 assert await faults(engine, batch_of(b"x" * 100)) == [Fault.STORAGE_ERROR]
             assert partition_of(engine)[1].failure is not None

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from penstock.model.errors import StartError
-from penstock.storage import system
 from penstock.storage.files import (
     BUFFERS_PER_WRITE_MAX,
     ChecksumMismatch,
@@ -22,9 +21,11 @@ from penstock.storage.files import (
     DiskFailed,
     DiskFull,
     FileCache,
+    ReadFailed,
     read_checked,
     write_checked,
 )
+from penstock.storage.system import Buffer
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_no_room_is_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     def refuse(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(system, "write_at", refuse)
+    monkeypatch.setattr(disk.system_calls, "write", refuse)
     with pytest.raises(DiskFull) as caught:
         disk.write_at(file, 0, (b"x",), 1)
     assert caught.value.errno == code
@@ -79,7 +80,7 @@ def test_a_write_error_is_final_and_cut_back(tmp_path: Path, monkeypatch: pytest
         real(fd, buffers[:1], position)
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(system, "write_all_at", half_then_error)
+    monkeypatch.setattr(disk.system_calls, "write_many", half_then_error)
     with pytest.raises(DiskFailed):
         disk.write_at(file, 0, (b"x" * 10, b"y" * 10), 20)
     assert (tmp_path / "log").read_bytes() == b""
@@ -88,12 +89,12 @@ def test_a_write_error_is_final_and_cut_back(tmp_path: Path, monkeypatch: pytest
 def test_a_cut_back_that_fails_is_a_failed_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk()
     file = disk.open(tmp_path / "log", create=True)
-    monkeypatch.setattr(system, "write_at", lambda *_: 3)
+    monkeypatch.setattr(disk.system_calls, "write", lambda *_: 3)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "ftruncate", refuse)
+    monkeypatch.setattr(disk.system_calls, "truncate", refuse)
     with pytest.raises(DiskFailed, match="cannot cut back"):
         disk.write_at(file, 0, (b"12345",), 5)
 
@@ -110,9 +111,9 @@ def test_a_failed_sync_is_a_failed_disk(tmp_path: Path, monkeypatch: pytest.Monk
     def refuse(_: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(system, "sync", refuse)
-    monkeypatch.setattr(os, "fsync", refuse)  # of directories
     disk = Disk()
+    monkeypatch.setattr(disk.system_calls, "sync", refuse)
+    monkeypatch.setattr(disk.system_calls, "sync_full", refuse)  # of directories
     with pytest.raises(DiskFailed, match="sync failed"):
         disk.sync(disk.open(tmp_path / "log", create=True))
     with pytest.raises(DiskFailed, match="sync failed"):
@@ -249,3 +250,67 @@ def test_a_second_broker_is_told_who_holds_the_directory(tmp_path: Path) -> None
     with pytest.raises(StartError):
         DirectoryLock(tmp_path / ".lock")
     held.release()
+
+
+def test_short_reads_are_continued_to_the_end_of_the_range_or_file(tmp_path: Path) -> None:
+    disk = Disk()
+    path = tmp_path / "log"
+    path.write_bytes(bytes(range(200)))
+    real = disk.system_calls.read
+    disk.system_calls.read = lambda fd, length, position: real(fd, min(length, 7), position)
+    file = disk.open(path)
+    assert disk.read_at(file, 10, 100) == bytes(range(10, 110))
+    assert disk.read_at(file, 150, 1000) == bytes(range(150, 200))
+    assert disk.read_at(file, 200, 10) == b""
+    assert disk.read_whole(path) == bytes(range(200))
+
+
+def test_read_error_names_file_and_position(tmp_path: Path) -> None:
+    disk = Disk()
+    file = disk.open(tmp_path / "log", create=True)
+
+    def refuse(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    disk.system_calls.read = refuse
+    with pytest.raises(ReadFailed, match=r"log: reading 512 bytes at position 4096 failed: Input/output error"):
+        disk.read_at(file, 4096, 512)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR])
+def test_temporary_write_error_is_cut_back_and_not_a_failed_disk(tmp_path: Path, code: int) -> None:
+    disk = Disk()
+    file = disk.open(tmp_path / "log", create=True)
+    disk.write_at(file, 0, (b"old",), 3)
+    real = disk.system_calls.write
+
+    def half(fd: int, data: Buffer, position: int) -> int:
+        real(fd, data[:2], position)
+        raise OSError(code, os.strerror(code))
+
+    disk.system_calls.write = half
+    with pytest.raises(OSError, match=os.strerror(code)) as caught:
+        disk.write_at(file, 3, (b"new",), 3)
+    assert not isinstance(caught.value, DiskFailed | DiskFull)
+    assert (tmp_path / "log").read_bytes() == b"old"
+
+
+def test_failed_append_to_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    disk = Disk()
+    path = tmp_path / "index"
+    disk.append_to(path, b"first")
+    real = disk.system_calls.write
+    disk.system_calls.write = lambda fd, data, position: real(fd, data[:2], position)
+    with pytest.raises(DiskFull):
+        disk.append_to(path, b"second")
+    assert path.read_bytes() == b"first"
+
+
+def test_make_directory_creates_parents_and_rejects_a_file(tmp_path: Path) -> None:
+    disk = Disk()
+    disk.make_directory(tmp_path / "a" / "b" / "c")
+    disk.make_directory(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        disk.make_directory(tmp_path / "file")

@@ -59,7 +59,7 @@ class DataDirectory:
         try:
             self.disk.make_directory(path)
             self.disk.make_directory(path / _TRASH)
-            self._lock = DirectoryLock(path / ".lock")
+            self._lock = DirectoryLock(path / ".lock", self.disk.system_calls)
         except FileExistsError as error:
             raise StartError(f"data directory {path} cannot be used: it is a file") from error
         except OSError as error:

@@ -1,8 +1,8 @@
 """All disk access of Penstock goes through here, so that one object can be replaced to make the disk fail on cue.
 
-`Disk` is the port: the few system calls that a log needs. `LogFile` is an open file that closes when nobody holds it, so a
-segment can be deleted or fall out of the cache while an answer is still being sent from it. `FileCache` bounds how many
-are open at once.
+`Disk` is the port: the few file operations that a log needs, on top of `SystemCalls`, where a test can fail every single
+call. `LogFile` is an open file that closes when nobody holds it, so a segment can be deleted or fall out of the cache
+while an answer is still being sent from it. `FileCache` bounds how many are open at once.
 
 No file is mapped into memory: a bad sector must be an error of one read, not a SIGBUS of the process.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,12 +21,16 @@ from crc32c import crc32c
 
 from penstock.model.errors import StartError
 from penstock.storage import system
-from penstock.storage.system import Buffer
+from penstock.storage.system import Buffer, SystemCalls
 
 BUFFERS_PER_WRITE_MAX = 1024
 """IOV_MAX of Linux."""
 
-_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+TEMPORARY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
+"""The system was short of descriptors or memory, or was interrupted: the call failed, the disk did not. The request that
+needed the call is refused, and the next one may succeed. A failed sync is never one of these."""
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_READ_CHUNK_BYTES = 1024 * 1024
 
 
 class DiskFull(OSError):
@@ -34,6 +39,10 @@ class DiskFull(OSError):
 
 class DiskFailed(OSError):
     """The disk cannot be trusted any more: EIO, a failed truncate, any failed sync. Never retried."""
+
+
+class ReadFailed(DiskFailed):
+    """One read failed. Only the request that needed the bytes fails: other bytes can be read, and the log can be written."""
 
 
 class Cold(Exception):
@@ -64,34 +73,44 @@ class LogFile:
 
 
 class Disk:
-    """The system calls. Short writes and errors come out as DiskFull or DiskFailed; nothing is retried."""
+    """The file operations of a log, made of `SystemCalls`.
 
-    def __init__(self) -> None:
-        self.nowait = bool(_NOWAIT)
+    A failed write comes out as DiskFull or DiskFailed, a failed read as ReadFailed. Nothing is retried.
+    """
+
+    def __init__(self, calls: SystemCalls | None = None) -> None:
+        self.system_calls = calls or SystemCalls()
+        self.nowait = system.has_nowait()
 
     def open(self, path: Path, *, create: bool = False) -> LogFile:
         flags = os.O_RDWR | system.OPEN_FLAGS | (os.O_CREAT if create else 0)
-        return LogFile(os.open(path, flags, 0o640), path)
+        return LogFile(self.system_calls.open(path, flags, 0o640), path)
 
     def write_at(self, file: LogFile, position: int, buffers: Sequence[Buffer], total: int) -> None:
         """Write all of `buffers` at `position` or nothing: a short or failed write is cut back."""
+        self._write_all(file, position, buffers, total)
+
+    def _write_all(self, file: LogFile, position: int, buffers: Sequence[Buffer], total: int) -> None:
         done = 0
         try:
             if len(buffers) == 1:
-                done = system.write_at(file.fd, buffers[0], position)
+                done = self.system_calls.write(file.fd, buffers[0], position)
             else:
                 for first in range(0, len(buffers), BUFFERS_PER_WRITE_MAX):
                     part = buffers[first : first + BUFFERS_PER_WRITE_MAX]
                     wanted = sum(map(len, part))
-                    written = system.write_all_at(file.fd, part, position + done)
+                    written = self.system_calls.write_many(file.fd, part, position + done)
                     done += written
                     if written < wanted:
                         break
         except OSError as error:
             self._cut_back(file, position, error)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise DiskFull(error.errno, f"{file.path}: {error.strerror}") from error
-            raise DiskFailed(error.errno, f"{file.path}: {error.strerror}") from error
+            text = f"{file.path}: {error.strerror}"
+            if error.errno in _NO_ROOM:
+                raise DiskFull(error.errno, text) from error
+            if error.errno in TEMPORARY:
+                raise OSError(error.errno, text) from error
+            raise DiskFailed(error.errno, text) from error
         if done < total:
             full = DiskFull(errno.ENOSPC, f"{file.path}: only {done} of {total} bytes were written")
             self._cut_back(file, position, full)
@@ -104,33 +123,39 @@ class Disk:
             raise DiskFailed(error.errno, f"{file.path}: cannot cut back after {cause}: {error}") from error
 
     def truncate(self, file: LogFile, size: int) -> None:
-        os.ftruncate(file.fd, size)
+        self.system_calls.truncate(file.fd, size)
 
     def sync(self, file: LogFile) -> None:
         """Make the file's bytes and size survive a power cut. An error is final: the kernel forgets what failed."""
         try:
-            system.sync(file.fd)
+            self.system_calls.sync(file.fd)
         except OSError as error:
             raise DiskFailed(error.errno, f"{file.path}: sync failed: {error.strerror}") from error
 
     def sync_directory(self, path: Path) -> None:
         try:
-            fd = os.open(path, os.O_RDONLY)
+            fd = self.system_calls.open(path, os.O_RDONLY, 0)
         except PermissionError:  # Windows cannot open a directory; its renames are journaled
             return
         try:
-            os.fsync(fd)
+            self.system_calls.sync_full(fd)
         except OSError as error:
             raise DiskFailed(error.errno, f"{path}: sync failed: {error.strerror}") from error
         finally:
             os.close(fd)
 
     def read_at(self, file: LogFile, position: int, length: int) -> bytes:
-        """Up to `length` bytes from `position`; may wait for the disk."""
+        """`length` bytes from `position`, fewer only where the file ends; may wait for the disk."""
         try:
-            return system.read_at(file.fd, length, position)
+            data = self.system_calls.read(file.fd, length, position)
+            while 0 < len(data) < length:
+                more = self.system_calls.read(file.fd, length - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
         except OSError as error:
-            raise DiskFailed(error.errno, f"{file.path}: read failed: {error.strerror}") from error
+            raise _read_failed(file, position, length, error) from error
+        return data
 
     def read_now(self, file: LogFile, position: int, length: int) -> memoryview:
         """As `read_at`, but raises Cold instead of waiting for the disk."""
@@ -138,76 +163,101 @@ class Disk:
             return memoryview(self.read_at(file, position, length))
         buffer = bytearray(length)
         try:
-            got = os.preadv(file.fd, (buffer,), position, _NOWAIT)
+            got = self.system_calls.read_now(file.fd, buffer, position)
         except BlockingIOError:
             raise Cold(file, position, length) from None
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 self.nowait = False  # a file system that cannot tell (overlay, FUSE)
                 return memoryview(self.read_at(file, position, length))
-            raise DiskFailed(error.errno, f"{file.path}: read failed: {error.strerror}") from error
-        if got < length and os.fstat(file.fd).st_size > position + got:
+            raise _read_failed(file, position, length, error) from error
+        if got < length and self.system_calls.stat_open(file.fd).st_size > position + got:
             raise Cold(file, position, length)
         return memoryview(buffer)[:got]
 
     def size(self, path: Path) -> int:
-        return path.stat().st_size
+        return self.system_calls.stat(path).st_size
 
     def exists(self, path: Path) -> bool:
-        return path.exists()
+        try:
+            self.system_calls.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def is_directory(self, path: Path) -> bool:
-        return path.is_dir()
+        try:
+            return stat.S_ISDIR(self.system_calls.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def names(self, path: Path) -> list[str]:
-        return sorted(os.listdir(path))
+        return sorted(self.system_calls.list(path))
 
     def sizes(self, path: Path) -> dict[str, int]:
         """The names in a directory with their sizes."""
-        with os.scandir(path) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries}
+        return self.system_calls.sizes(path)
 
     def modified_ms(self, path: Path) -> int:
-        return path.stat().st_mtime_ns // 1_000_000
+        return self.system_calls.stat(path).st_mtime_ns // 1_000_000
 
-    def make_directory(self, path: Path) -> None:
-        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+    def make_directory(self, path: Path, mode: int = 0o750) -> None:
+        """Create the directory, and with the default mode those above it, unless it exists."""
+        try:
+            self.system_calls.make_directory(path, mode)
+        except FileNotFoundError:
+            self.make_directory(path.parent, 0o777)
+            self.system_calls.make_directory(path, mode)
+        except FileExistsError:
+            if not self.is_directory(path):
+                raise
 
     def remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.system_calls.unlink(path)
 
     def remove_directory(self, path: Path) -> None:
         """Remove a partition's folder with the plain files in it."""
-        for name in os.listdir(path):
-            (path / name).unlink(missing_ok=True)
-        path.rmdir()
+        for name in self.system_calls.list(path):
+            self.remove(path / name)
+        self.system_calls.remove_directory(path)
 
     def rename(self, old: Path, new: Path) -> None:
-        os.replace(old, new)
+        self.system_calls.rename(old, new)
 
     def append_to(self, path: Path, data: Buffer) -> None:
-        """Append to a file that is only a cache (an index): no cut-back."""
-        with open(path, "ab") as file:
-            file.write(data)
+        """Append all of `data` to a file, created if there is none, or nothing."""
+        flags = os.O_RDWR | os.O_CREAT | system.OPEN_FLAGS
+        file = LogFile(self.system_calls.open(path, flags, 0o640), path)
+        self._write_all(file, self.system_calls.stat_open(file.fd).st_size, (data,), len(data))
 
     def read_whole(self, path: Path) -> bytes:
-        return path.read_bytes()
+        file = LogFile(self.system_calls.open(path, os.O_RDONLY | system.OPEN_FLAGS, 0), path)
+        data = self.system_calls.read(file.fd, self.system_calls.stat_open(file.fd).st_size, 0)
+        while more := self.system_calls.read(file.fd, _READ_CHUNK_BYTES, len(data)):
+            data += more
+        return data
 
     def replace_whole(self, path: Path, data: Buffer, *, durable: bool = True) -> None:
         """The file has the old content or the new one, whatever happens in between."""
         aside = path.with_name(path.name + ".tmp")
-        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | system.OPEN_FLAGS, 0o640)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            if durable:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(aside, path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | system.OPEN_FLAGS
+        file = LogFile(self.system_calls.open(aside, flags, 0o640), aside)
+        done = 0
+        while done < len(data):
+            done += self.system_calls.write(file.fd, data[done:] if done else data, done)
+        if durable:
+            self.system_calls.sync_full(file.fd)
+        del file
+        self.system_calls.rename(aside, path)
         if durable:
             self.sync_directory(path.parent)
+
+
+def _read_failed(file: LogFile, position: int, length: int, error: OSError) -> ReadFailed:
+    return ReadFailed(
+        error.errno, f"{file.path}: reading {length} bytes at position {position} failed: {error.strerror}"
+    )
 
 
 class ChecksumMismatch(ValueError):
@@ -268,9 +318,10 @@ class DirectoryLock:
 
     __slots__ = ("_fd", "_path")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, calls: SystemCalls | None = None) -> None:
+        calls = calls or SystemCalls()
         self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | system.OPEN_FLAGS, 0o640)
+        self._fd = calls.open(path, os.O_RDWR | os.O_CREAT | system.OPEN_FLAGS, 0o640)
         try:
             system.lock(self._fd)
         except OSError:
@@ -279,8 +330,12 @@ class DirectoryLock:
             raise StartError(
                 f"data directory {path.parent} is in use by another broker" + (f" (process {holder})" if holder else "")
             ) from None
-        os.ftruncate(self._fd, 0)
-        system.write_at(self._fd, b"%d\n" % os.getpid(), 0)
+        try:
+            calls.truncate(self._fd, 0)
+            calls.write(self._fd, b"%d\n" % os.getpid(), 0)
+        except OSError:
+            self.release()
+            raise
 
     def release(self) -> None:
         if self._fd >= 0:

@@ -3,6 +3,8 @@
 Linux has all of them. macOS has no fdatasync, and its fsync leaves the bytes in the drive's own memory, so F_FULLFSYNC is
 asked for. Windows reads and writes only where a file's pointer stands, so the pointer is moved under a lock, and it locks
 files in a way of its own. `shortfalls` says in words what is missing; the broker logs it once at its start.
+
+`SystemCalls` collects every call that the data of a log depends on, so that a test can fail each of them in turn.
 """
 
 from __future__ import annotations
@@ -65,6 +67,41 @@ write_all_at: Callable[[int, Sequence[Buffer], int], int] = getattr(os, "pwritev
 sync: Callable[[int], None] = _sync()
 """Make a file's bytes and size survive a power cut."""
 
+_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+
+
+class SystemCalls:
+    """The system calls below `Disk`, one attribute each. A test replaces them to count calls or to make one fail."""
+
+    def __init__(self) -> None:
+        self.open: Callable[[Path, int, int], int] = os.open
+        self.read: Callable[[int, int, int], bytes] = read_at
+        self.read_now: Callable[[int, bytearray, int], int] = _read_now
+        self.write: Callable[[int, Buffer, int], int] = write_at
+        self.write_many: Callable[[int, Sequence[Buffer], int], int] = write_all_at
+        self.truncate: Callable[[int, int], None] = os.ftruncate
+        self.sync: Callable[[int], None] = sync
+        self.sync_full: Callable[[int], None] = os.fsync
+        """Of a directory, or of a small file with its name and size."""
+        self.rename: Callable[[Path, Path], None] = os.replace
+        self.unlink: Callable[[Path], None] = os.unlink
+        self.make_directory: Callable[[Path, int], None] = os.mkdir
+        self.remove_directory: Callable[[Path], None] = os.rmdir
+        self.list: Callable[[Path], list[str]] = os.listdir
+        self.sizes: Callable[[Path], dict[str, int]] = _sizes
+        self.stat: Callable[[Path], os.stat_result] = os.stat
+        self.stat_open: Callable[[int], os.stat_result] = os.fstat
+
+
+def _read_now(fd: int, buffer: bytearray, position: int, /) -> int:
+    """Read what is in memory; BlockingIOError when nothing is."""
+    return os.preadv(fd, (buffer,), position, _NOWAIT)
+
+
+def _sizes(path: Path, /) -> dict[str, int]:
+    with os.scandir(path) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries}
+
 
 def has_sync_file_system(kernel_min: tuple[int, int]) -> bool:
     """Whether this is a Linux of at least that version: an older one syncs too, but keeps the errors to itself."""
@@ -108,6 +145,11 @@ def unwritten_bytes() -> int:
     except (OSError, ValueError):
         pass
     return sys.maxsize
+
+
+def has_nowait() -> bool:
+    """Whether this system can be asked for what is in memory alone."""
+    return bool(_NOWAIT)
 
 
 def lock(fd: int) -> None:
