@@ -14,8 +14,10 @@ import pytest
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import Acks, Append, Appended, NewTopic, Read, ReadResult
 from penstock.broker.partition import Partition
-from penstock.model.errors import Fault
+from penstock.model.errors import BrokerError, Fault
 from penstock.model.pending import Pending
+from penstock.records.builder import NewRecord, build_batch
+from penstock.records.control import Marker, MarkerKind
 from penstock.storage import files, system
 from penstock.storage.log import PartitionLog
 from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, full_for, turns, until
@@ -505,6 +507,30 @@ def test_no_room_for_a_new_segment_is_an_error_of_that_append_alone(tmp_path: Pa
         async with engine_on(tmp_path, CueDisk(), configs=configs) as engine:
             for offset in range(8):
                 assert look(engine, offset).records is not None
+
+    run(body)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
+def test_abort_marker_without_room_for_its_index_entry_is_refused_and_can_be_retried(tmp_path: Path, code: int) -> None:
+    disk = CueDisk()
+
+    def refuse(operation: str, path: Path) -> None:
+        if operation == "create" and path.suffix == ".txnindex":
+            raise OSError(code, os.strerror(code))
+
+    async def body() -> None:
+        async with engine_on(tmp_path, disk) as engine:
+            partition, log = partition_of(engine)
+            fields: Any = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+            partition.append_own(build_batch([NewRecord(1, None, b"taken back")], **fields), 1)
+            disk.refuse = refuse
+            with pytest.raises(BrokerError, match="cannot store an aborted transaction"):
+                partition.append_marker(Marker(MarkerKind.ABORT, 0), 7, 0, 1, 1)
+            assert (log.log_end_offset, log.failure, len(partition.aborted)) == (1, None, 0)
+            disk.refuse = None
+            partition.append_marker(Marker(MarkerKind.ABORT, 0), 7, 0, 1, 1)
+            assert (log.log_end_offset, partition.aborted.ranges()) == (2, ((7, 0, 1),))
 
     run(body)
 

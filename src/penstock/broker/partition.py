@@ -353,8 +353,6 @@ class Partition:
         offset = log.log_end_offset
         batch.place(offset, self.leader_epoch)
         aborted = self.producers.stage(batch, offset)
-        if aborted is not None:
-            log.append_aborted(aborted.encode())
         self._append_staged(log, batch, now_ms, aborted)
         return log.log_end_offset
 
@@ -367,6 +365,8 @@ class Partition:
         self, log: PartitionLog, batch: Batch, now_ms: int, aborted: AbortedTransaction | None = None
     ) -> None:
         try:
+            if aborted is not None:
+                log.append_aborted(aborted.encode())
             log.append((batch,), now_ms)
         except BrokerError:
             self.producers.rollback()

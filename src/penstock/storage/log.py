@@ -210,15 +210,21 @@ class PartitionLog:
         return random.randrange(jitter_ms) if jitter_ms else 0
 
     def append_aborted(self, entry: bytes) -> None:
-        """Add an entry to the active segment's index of aborted transactions; it is flushed with the marker it is of."""
+        """Add an entry to the active segment's index of aborted transactions; it is flushed with the marker it is of.
+
+        Raises BrokerError STORAGE_ERROR. The marker must not be written then: without the entry aborted records would be
+        read as committed ones.
+        """
         path = self.active.path.with_suffix(".txnindex")
         try:
             file = self._files.create(path)
             self._disk.write_at(file, self._disk.size(path), (entry,), len(entry))
         except OSError as error:
-            # without it aborted records would be read as committed ones
-            self.fail(disk_failure(error))
-            return
+            if isinstance(error, DiskFailed):
+                self.fail(error)
+            raise BrokerError(
+                Fault.STORAGE_ERROR, f"{self.name}: cannot store an aborted transaction: {error}"
+            ) from error
         self._unsynced.append(file)
         self._directory_dirty = True
 
