@@ -132,8 +132,7 @@ class Broker:
         for partition in self.partitions.values():
             log = partition.log
             assert log is not None
-            for path, entries in log.active.index_tail(log.flushed_offset):
-                disk.append_to(path, entries)
+            log.active.store_indexes(log.flushed_offset)
             data = encode_snapshot(partition.producers.snapshot())
             disk.replace_whole(log.directory / file_name(log.log_end_offset, ".snapshot"), data, durable=False)
         self.directory.write_checkpoint(self.directory.checkpoint_payload(logs))

@@ -128,8 +128,7 @@ def offline_reason(directory: DataDirectory, name: str = "t-0", **overrides: str
 def checkpoint(directory: DataDirectory, *logs: PartitionLog) -> None:
     """What the broker does every few seconds."""
     for log in logs:
-        for path, entries in log.active.index_tail(log.flushed_offset):
-            directory.disk.append_to(path, entries)
+        log.active.store_indexes(log.flushed_offset)
     directory.write_checkpoint(directory.checkpoint_payload(logs))
     for log in logs:
         log.delete_dropped(log.log_start_offset, NOW_MS)

@@ -262,3 +262,51 @@ def test_a_log_of_more_segments_than_open_files_is_read_whole(tmp_path: Path) ->
     append(log, *[[b"%d" % n * 30] for n in range(50)])
     assert len(log.segments) > 20
     assert [value for _, _, value in read_all(log, disk)] == [b"%d" % n * 30 for n in range(50)]
+
+
+def test_roll_that_finds_no_room_keeps_the_index_and_leaves_no_file(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=1000, index_interval_bytes=100)
+    append(log, *[[b"%d" % n * 60] for n in range(6)])
+    last = log.active.offsets.last()
+    real = disk.system_calls.open
+
+    def full(path: Path, flags: int, mode: int) -> int:
+        if path.name == "00000000000000000006.log":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, flags, mode)
+
+    disk.system_calls.open = full
+    for _ in range(3):
+        with pytest.raises(BrokerError, match="No space left"):
+            append(log, [b"x" * 900])
+    assert len(log._unsynced) == 0
+    append(log, [b"y" * 60])  # fits the segment, so the log goes on past the offset where a new one should have begun
+    disk.system_calls.open = real
+    append(log, [b"x" * 900])
+    flush(log, disk)
+    assert bases(log) == [0, 7]
+    assert log.segments[0].offsets.last() == (6, log.segments[0].size - batch([b"y" * 60]).size)
+    assert last is not None
+    assert values_of(log, disk) == [*(b"%d" % n * 60 for n in range(6)), b"y" * 60, b"x" * 900]
+
+
+def test_files_that_cannot_be_unlinked_are_tried_again(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=100, file_delete_delay_ms=0)
+    append(log, *[[b"%d" % n * 50] for n in range(4)])
+    flush(log, disk)
+    log.drop_segments(3)
+    log.delete_dropped(3, NOW_MS)
+    real = disk.system_calls.unlink
+    disk.system_calls.unlink = _refuse
+    with pytest.raises(OSError, match="Input/output error"):
+        log.sweep_doomed(NOW_MS)
+    disk.system_calls.unlink = real
+    assert list(log.directory.glob("*.deleted"))
+    log.sweep_doomed(NOW_MS)
+    assert not list(log.directory.glob("*.deleted"))
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")

@@ -79,8 +79,7 @@ class LogAgainstList(RuleBasedStateMachine):
 
     @rule()
     def store_index(self) -> None:
-        for path, entries in self.log.active.index_tail(self.log.flushed_offset):
-            self.disk.append_to(path, entries)
+        self.log.active.store_indexes(self.log.flushed_offset)
 
     @rule(part=st.floats(0, 1))
     def advance_start(self, part: float) -> None:

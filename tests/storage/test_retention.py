@@ -3,11 +3,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.storage.files import Disk, FileCache, ReadFailed
 from penstock.storage.log import PartitionLog
 from penstock.storage.retention import expired_segments
+from penstock.storage.segment import Segment
+from tests.storage.bad_sectors import BadSectors
 from tests.storage.logs import NOW_MS, append, batch, config, new_log
 
 HOUR_MS = 3_600_000
@@ -73,3 +77,16 @@ def test_retention_by_size_never_keeps_less_than_it_says(
         assert sum(kept) >= keep_bytes
     if len(kept) > 1:
         assert sum(kept[1:]) < keep_bytes, "one more would have been too many"
+
+
+def test_retention_by_size_does_not_read_the_segments(tmp_path: Path) -> None:
+    log = log_of(tmp_path / "t-0", [0] * 4)
+    calls = BadSectors()
+    disk = Disk(calls)
+    again = [Segment(disk, FileCache(disk, 8), log.directory, s.base_offset, s.size) for s in log.segments]
+    for segment in again:
+        calls.spoil(segment.path, 0)
+    log.segments[:] = again
+    assert expired_segments(log, config(retention_bytes=0), 8, NOW_MS) == 3
+    with pytest.raises(ReadFailed):
+        expired_segments(log, config(retention_ms=0, retention_bytes=-1), 8, NOW_MS)

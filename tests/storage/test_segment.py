@@ -1,17 +1,24 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.records.batch import Batch
-from penstock.storage.files import Disk, DiskFailed, FileCache
-from penstock.storage.segment import Place, Segment
+from penstock.records.batch import HEADER_BYTES, Batch
+from penstock.storage import segment as subject
+from penstock.storage.files import Cold, Disk, DiskFailed, DiskFull, FileCache, ReadFailed
+from penstock.storage.segment import Place, Rebuilding, Segment
 from penstock.storage.sparse_index import IndexDamaged
+from penstock.storage.system import Buffer
+from tests.storage.bad_sectors import SECTOR_BYTES, BadSectors
 from tests.storage.logs import NOW_MS, batch
+
+T = TypeVar("T")
 
 BASE = 1_000
 shapes = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 300), st.integers(0, 1000)), min_size=1, max_size=25)
@@ -42,8 +49,7 @@ def places_of(batches: list[Batch]) -> list[Place]:
 
 
 def store_indexes(segment: Segment) -> None:
-    for path, entries in segment.index_tail(2**60, closing=True):
-        Disk().append_to(path, entries)
+    segment.store_indexes(2**60, closing=True)
 
 
 def reopened(segment: Segment) -> Segment:
@@ -188,3 +194,156 @@ def test_state_changes_only_when_the_write_returned_in_full(tmp_path: Path) -> N
     with pytest.raises(DiskFailed):
         segment.append([more], more.size, 0)
     assert (segment.size, segment.max_timestamp, segment.max_timestamp_offset, segment.offsets.last()) == before
+
+
+def on_bad_sectors(segment: Segment, calls: BadSectors) -> Segment:
+    disk = Disk(calls)
+    return Segment(disk, FileCache(disk, 8), segment.path.parent, BASE, segment.path.stat().st_size)
+
+
+def settled(segment: Segment, look: Callable[..., T], *args: object, **how: object) -> T:
+    """What a look finds, after a reader thread has brought what it needs."""
+    for _ in range(100):
+        try:
+            return look(*args, **how)
+        except Cold as cold:
+            segment._disk.read_ahead(cold, 8192)
+    raise AssertionError("the bytes never came")
+
+
+def state_of(segment: Segment) -> tuple[object, ...]:
+    kept = (segment.size, segment.max_timestamp, segment.max_timestamp_offset, segment._bytes_since_index)
+    return (*kept, segment.offsets.last(), segment.times.last(), *index_entries(segment))
+
+
+def test_failed_rebuild_changes_nothing_and_continues_when_the_disk_can_be_read(tmp_path: Path) -> None:
+    segment, batches = filled(tmp_path, SHAPE, 1000)
+    store_indexes(segment)
+    for place in places_of(batches):
+        calls = BadSectors()
+        again = on_bad_sectors(segment, calls)
+        assert again.locate(BASE, again.size) is not None
+        again.largest_timestamp()
+        before = state_of(again)
+        calls.spoil(segment.path, place.position)
+        for wait in (True, False, True):
+            with pytest.raises(ReadFailed, match="Input/output error"):
+                settled(again, again.rebuild_indexes, again.size, 1000, wait=wait)
+            assert state_of(again) == before
+        calls.heal()
+        again.rebuild_indexes(again.size, 1000)
+        assert state_of(again)[:3] == before[:3]
+        assert index_entries(again) == index_entries(segment)
+
+
+def test_read_error_is_no_reason_to_distrust_the_index(tmp_path: Path) -> None:
+    segment, batches = filled(tmp_path, SHAPE, 1000)
+    store_indexes(segment)
+    calls = BadSectors()
+    again = on_bad_sectors(segment, calls)
+    relative, position = again.offsets.floor(60)
+    calls.spoil(segment.path, position)
+    spoiled = range(position // SECTOR_BYTES * SECTOR_BYTES, position // SECTOR_BYTES * SECTOR_BYTES + SECTOR_BYTES)
+    before = index_entries(segment)
+    with pytest.raises(ReadFailed):
+        settled(again, again.locate, BASE + relative, again.size)
+    assert index_entries(segment) == before
+    readable = [place for place in places_of(batches) if place.position + HEADER_BYTES <= spoiled.start]
+    assert len(readable) > 5
+    for place in readable:  # up to the sector, though a read of headers brings more than one
+        assert settled(again, again.locate, place.last_offset, again.size) == place
+    assert again.locate(batches[-1].last_offset, again.size) == places_of(batches)[-1]
+
+
+def test_unreadable_index_file_is_rebuilt_from_the_log(tmp_path: Path) -> None:
+    segment, batches = filled(tmp_path, SHAPE, 1000)
+    store_indexes(segment)
+    calls = BadSectors()
+    calls.spoil(segment.offsets.path, 0)
+    calls.spoil(segment.times.path, 0)
+    again = on_bad_sectors(segment, calls)
+    for place in places_of(batches):
+        assert again.locate(place.last_offset, again.size) == place
+        assert again.first_batch_at_or_after(place.max_timestamp, again.size) == place
+    assert reopened(segment).offsets.last() is not None, "in a new file"
+
+
+def test_rebuild_that_must_not_wait_is_done_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, batches = filled(tmp_path, SHAPE, 4096)
+    store_indexes(segment)
+    good = index_entries(segment)
+    monkeypatch.setattr(subject, "REBUILD_HEADERS", 7)
+    segment.offsets.path.write_bytes(b"garbage")
+    again = reopened(segment)
+    slices = 0
+    while True:
+        try:
+            found = again.locate(batches[-1].last_offset, again.size)
+            break
+        except Rebuilding:
+            slices += 1
+            assert segment.offsets.path.read_bytes() == b"garbage"
+    assert found == places_of(batches)[-1]
+    assert slices == len(batches) // 7
+    assert index_entries(segment) == good
+
+
+def test_appends_during_a_rebuild_are_in_the_rebuilt_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, batches = filled(tmp_path, SHAPE, 1000)
+    monkeypatch.setattr(subject, "REBUILD_HEADERS", 50)
+    with pytest.raises(Rebuilding):
+        segment.rebuild_indexes(segment.size, 1000, wait=False)
+    more = batch([b"v" * 3000], [NOW_MS + 10**6], offset=batches[-1].next_offset, epoch=3)
+    last = batch([b"w"], [NOW_MS], offset=more.next_offset, epoch=3)
+    segment.append([more, last], more.size + last.size, 1000)
+    segment.rebuild_indexes(segment.size, 1000, wait=False)
+    assert segment.max_timestamp == NOW_MS + 10**6
+    assert segment.offsets.last() == (last.last_offset - BASE, segment.size - last.size)
+    for place in places_of([*batches, more, last]):
+        assert segment.locate(place.last_offset, segment.size) == place
+
+
+def test_offset_after_a_cut_off_last_batch_is_an_error_not_an_absence(tmp_path: Path) -> None:
+    segment, batches = filled(tmp_path, SHAPE, 4096)
+    for cut in (10, batches[-1].size - 30):
+        with segment.path.open("r+b") as file:
+            file.truncate(segment.size - cut)
+        again = reopened(segment)
+        with pytest.raises(DiskFailed, match=r"no batch ends at|cut off"):
+            again.locate(batches[-1].next_offset, again.size)
+
+
+def test_index_entries_that_find_no_room_wait_for_the_next_try(tmp_path: Path) -> None:
+    segment, _ = filled(tmp_path, SHAPE, 1000)
+    disk = segment._disk
+    real = disk.system_calls.write
+    segment.index_tail(2**60, closing=True)
+    last = segment.offsets.last(), segment.times.last()
+    for writes in range(2):
+        left = [writes]
+
+        def full(fd: int, data: Buffer, position: int, left: list[int] = left) -> int:
+            left[0] -= 1
+            return real(fd, data, position) if left[0] >= 0 else real(fd, data[:5], position)
+
+        disk.system_calls.write = full
+        with pytest.raises(DiskFull):
+            segment.store_indexes(2**60, closing=True)
+        assert (segment.offsets.last(), segment.times.last()) == last
+    disk.system_calls.write = real
+    assert segment.store_indexes(2**60, closing=True)
+    assert not segment.store_indexes(2**60, closing=True)
+    again = reopened(segment)
+    assert (again.offsets.last(), again.times.last()) == last
+
+
+def test_largest_timestamp_is_not_taken_from_half_a_segment(tmp_path: Path) -> None:
+    segment, batches = filled(tmp_path, SHAPE, 10**6)
+    calls = BadSectors()
+    again = on_bad_sectors(segment, calls)
+    calls.spoil(segment.path, places_of(batches)[40].position)
+    for _ in range(2):
+        with pytest.raises(ReadFailed):
+            again.largest_timestamp()
+    calls.heal()
+    assert again.largest_timestamp() == batches[-1].max_timestamp

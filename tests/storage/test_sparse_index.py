@@ -20,7 +20,8 @@ def times_at(path: Path) -> TimeIndex:
 
 
 def store(index: OffsetIndex | TimeIndex, end: int) -> None:
-    Disk().append_to(index.path, index.take_tail(end))
+    Disk().append_to(index.path, index.waiting(end))
+    index.stored(end)
 
 
 rising_pairs = st.lists(st.tuples(st.integers(1, 50), st.integers(61, 5000)), max_size=30).map(
@@ -119,14 +120,24 @@ def test_cut_forgets_entries_past_the_end_in_memory_and_in_the_file(
     assert times.last() == times_at(folder).last() == last_time
 
 
-def test_entries_taken_for_the_file_are_still_found(tmp_path: Path) -> None:
-    index = offsets_at(tmp_path)
+def test_entries_wait_until_they_are_in_the_file(tmp_path: Path) -> None:
+    offsets, times = offsets_at(tmp_path), times_at(tmp_path)
     for offset in range(10, 100, 10):
-        index.add(offset, offset * 100)
-    assert len(index.take_tail(50)) == 4 * 8  # as if the write were still on its way
-    store(index, 1000)
-    assert index.floor(95) == (90, 9000)
-    assert index.floor(60) == (60, 6000)
+        offsets.add(offset, offset * 100)
+        times.add(offset, offset)
+    for _ in range(2):  # as if the first write had failed
+        assert len(offsets.waiting(50)) == 4 * 8
+        assert len(times.waiting(50)) == 4 * 12
+        assert offsets.floor(35) == (30, 3000)
+        assert times.floor(35) == (30, 30)
+    store(offsets, 50)
+    store(times, 50)
+    assert len(offsets.waiting(1000)) == 5 * 8
+    store(offsets, 1000)
+    store(times, 1000)
+    assert offsets.floor(95) == (90, 9000)
+    assert offsets_at(tmp_path).floor(60) == (60, 6000)
+    assert times_at(tmp_path).floor(60) == (60, 60)
 
 
 @pytest.mark.parametrize(

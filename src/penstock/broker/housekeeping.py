@@ -93,7 +93,7 @@ class Housekeeping:
                 log = partition.log
                 if log is None:
                     continue
-                if self._store_index(log) | self.store_snapshot(partition):
+                if self._store_caches(partition, log):
                     at_work += 1
                     if at_work % LOGS_PER_SLICE == 0:
                         await asyncio.sleep(0)
@@ -103,13 +103,19 @@ class Housekeeping:
             await asyncio.get_running_loop().run_in_executor(None, self._directory.write_checkpoint, payload)
             now_ms = self._now_ms()
             for log, log_start_offset in zip(logs, starts, strict=True):
-                log.delete_dropped(log_start_offset, now_ms)
+                try:
+                    log.delete_dropped(log_start_offset, now_ms)
+                except OSError as error:
+                    logger.error("%s: deleting old segments failed, will be retried: %s", log.name, error)
 
-    def _store_index(self, log: PartitionLog) -> bool:
-        parts = log.active.index_tail(log.flushed_offset)
-        for path, entries in parts:
-            self._directory.disk.append_to(path, entries)
-        return bool(parts)
+    def _store_caches(self, partition: Partition, log: PartitionLog) -> bool:
+        """Store index entries and producers, if there are new ones. Recovery does without them, so a log that cannot store
+        them does not keep the recovery points of all others from being written."""
+        try:
+            return log.active.store_indexes(log.flushed_offset) | self.store_snapshot(partition)
+        except OSError as error:
+            logger.error("%s: storing the index or the producers failed, will be retried: %s", log.name, error)
+            return True
 
     def store_snapshot(self, partition: Partition) -> bool:
         """Write the producers' state as of the log end, if it changed; older snapshots go."""

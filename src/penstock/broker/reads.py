@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from penstock.broker.engine import Isolation, Read, ReadResult
 from penstock.broker.partition import Partition
+from penstock.broker.read_errors import ReadErrors
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
-from penstock.storage.files import Cold, Disk, DiskFailed
+from penstock.storage.files import Cold, Disk
+from penstock.storage.segment import Rebuilding
 
 COLD_TRIES_MAX = 64
 """Headers that a read of one partition may have to fetch from the disk before it gives up: an index interval needs a few
@@ -36,6 +38,7 @@ class Reads:
         self._find = find
         self._readers = readers
         self._disk = disk
+        self.errors = ReadErrors()
         self.stopping = False
         """Nobody is made to wait any more: what is there is the answer."""
 
@@ -88,7 +91,8 @@ class Reads:
             return ReadResult(Fault.NONE, high_watermark, stable, start)
         try:
             records = log.read(offset, min(read.max_bytes, budget), upper, one_batch=one_batch)
-        except OSError:
+        except OSError as error:
+            self.errors.note(partition.id, offset, error)
             return ReadResult(Fault.STORAGE_ERROR, high_watermark, stable, start)
         if records is None or isolation != Isolation.READ_COMMITTED or not len(partition.aborted):
             return ReadResult(Fault.NONE, high_watermark, stable, start, records)
@@ -96,15 +100,8 @@ class Reads:
         return ReadResult(Fault.NONE, high_watermark, stable, start, records, aborted)
 
     def warm(self, cold: Cold, then: Callable[[], None]) -> None:
-        """Bring the bytes into memory on a reader thread, then go on."""
-
-        def fetch() -> None:
-            try:
-                self._disk.read_at(cold.file, cold.position, max(cold.length, WARM_BYTES))
-            except DiskFailed:
-                pass  # the next look meets the same error and answers it
-
-        future = self._readers.submit(fetch)
+        """Bring the bytes into memory on a reader thread, then go on. The next look meets an error of that read."""
+        future = self._readers.submit(self._disk.read_ahead, cold, WARM_BYTES)
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(then))
 
     def wait(self, delay_ms: int, then: Callable[[], None]) -> asyncio.TimerHandle:
@@ -202,7 +199,8 @@ class ReadWait:
             results, size, final = self._service.look(self._reads, self._max_bytes, self._isolation)
         except Cold as cold:
             self._unpark()
-            self._cold_tries += 1
+            if not isinstance(cold, Rebuilding):  # which always comes to an end
+                self._cold_tries += 1
             if self._cold_tries > COLD_TRIES_MAX * len(self._reads):
                 self._end([ReadResult(Fault.STORAGE_ERROR)] * len(self._reads))
             else:

@@ -126,7 +126,7 @@ class Outbox:
             peer_gone = error.errno in _PEER_GONE
             text = f"{error.strerror or error}"
             if not peer_gone:
-                text = f"reading a log file failed: {text}"
+                text = f"reading a log file failed: {text} ({self._place()})"
             self._fail(text, peer_gone)
         if self._waits_for == _SOCKET and not self._watching and not self._closed:
             self._network.loop.add_writer(self._descriptor().fileno(), self._go_on)
@@ -299,7 +299,8 @@ class Outbox:
             return
         self._waits_for = _NOTHING
         if error is not None:
-            self._fail(f"reading a log file failed: {getattr(error, 'strerror', None) or error}", False)
+            text = getattr(error, "strerror", None) or error
+            self._fail(f"reading a log file failed: {text} ({self._place()})", False)
             return
         self._send_read(future.result(), self._disk_bytes)
         self.pump()
@@ -307,7 +308,12 @@ class Outbox:
             self._owner.answers_moved()
 
     def _fail_short(self) -> None:
-        self._fail(f"a log file ends {self._range_left} bytes before the range that was promised", False)
+        text = f"a log file ends {self._range_left} bytes before the range that was promised"
+        self._fail(f"{text} ({self._place()})", False)
+
+    def _place(self) -> str:
+        """Where in which file the next bytes are, for the log."""
+        return f"position {self._position} of {getattr(self._file, 'path', 'a file')}"
 
     def _fail(self, reason: str, peer_gone: bool) -> None:
         if not self._closed:

@@ -184,8 +184,7 @@ class DataDirectory:
             if log.failure is not None or log.dirty:
                 return
             active = log.active
-            for path, entries in active.index_tail(log.log_end_offset, closing=True):
-                self.disk.append_to(path, entries)
+            active.store_indexes(log.log_end_offset, closing=True)
             closed = [
                 segment.size
                 for segment, following in itertools.pairwise(log.segments)

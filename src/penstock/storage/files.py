@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ TEMPORARY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, er
 needed the call is refused, and the next one may succeed. A failed sync is never one of these."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_CHUNK_BYTES = 1024 * 1024
+UNREADABLE_REMEMBERED_S = 1.0
+"""After that the disk is asked again."""
 
 
 class DiskFull(OSError):
@@ -43,6 +46,9 @@ class DiskFailed(OSError):
 
 class ReadFailed(DiskFailed):
     """One read failed. Only the request that needed the bytes fails: other bytes can be read, and the log can be written."""
+
+    position = 0
+    """The first byte that could not be read."""
 
 
 class Cold(Exception):
@@ -58,11 +64,13 @@ class Cold(Exception):
 class LogFile:
     """An open file. It is closed when the last holder drops it, by reference count."""
 
-    __slots__ = ("__weakref__", "fd", "path")
+    __slots__ = ("__weakref__", "fd", "path", "unreadable")
 
     def __init__(self, fd: int, path: Path) -> None:
         self.fd = fd
         self.path = path
+        self.unreadable: tuple[int, float, ReadFailed] | None = None
+        """Where a reader thread failed last, until when that is remembered, and the error."""
 
     def fileno(self) -> int:
         return self.fd
@@ -146,6 +154,7 @@ class Disk:
 
     def read_at(self, file: LogFile, position: int, length: int) -> bytes:
         """`length` bytes from `position`, fewer only where the file ends; may wait for the disk."""
+        data = b""
         try:
             data = self.system_calls.read(file.fd, length, position)
             while 0 < len(data) < length:
@@ -154,7 +163,7 @@ class Disk:
                     break
                 data += more
         except OSError as error:
-            raise _read_failed(file, position, length, error) from error
+            raise _read_failed(file, position + len(data), length - len(data), error) from error
         return data
 
     def read_now(self, file: LogFile, position: int, length: int) -> memoryview:
@@ -165,15 +174,35 @@ class Disk:
         try:
             got = self.system_calls.read_now(file.fd, buffer, position)
         except BlockingIOError:
-            raise Cold(file, position, length) from None
+            raise self._not_now(file, position, length) from None
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 self.nowait = False  # a file system that cannot tell (overlay, FUSE)
                 return memoryview(self.read_at(file, position, length))
             raise _read_failed(file, position, length, error) from error
         if got < length and self.system_calls.stat_open(file.fd).st_size > position + got:
-            raise Cold(file, position, length)
+            raise self._not_now(file, position, length)
         return memoryview(buffer)[:got]
+
+    @staticmethod
+    def _not_now(file: LogFile, position: int, length: int) -> Cold | ReadFailed:
+        """Cold, unless a reader thread has tried already: bytes that cannot be read never come into memory."""
+        if file.unreadable is not None:
+            at, until, error = file.unreadable
+            if position <= at < position + length and time.monotonic() < until:
+                return error.with_traceback(None)
+        return Cold(file, position, length)
+
+    def read_ahead(self, cold: Cold, ahead_bytes: int) -> None:
+        """Bring the bytes into memory, and up to `ahead_bytes` in all; on a reader thread. If they cannot be read, the next
+        `read_now` says so."""
+        for length in (max(cold.length, ahead_bytes), cold.length):
+            try:
+                self.read_at(cold.file, cold.position, length)
+                return
+            except ReadFailed as error:
+                failed = error
+        cold.file.unreadable = failed.position, time.monotonic() + UNREADABLE_REMEMBERED_S, failed
 
     def size(self, path: Path) -> int:
         return self.system_calls.stat(path).st_size
@@ -255,9 +284,11 @@ class Disk:
 
 
 def _read_failed(file: LogFile, position: int, length: int, error: OSError) -> ReadFailed:
-    return ReadFailed(
+    failed = ReadFailed(
         error.errno, f"{file.path}: reading {length} bytes at position {position} failed: {error.strerror}"
     )
+    failed.position = position
+    return failed
 
 
 class ChecksumMismatch(ValueError):

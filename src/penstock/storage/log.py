@@ -195,7 +195,7 @@ class PartitionLog:
             self.fail(error)
             raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: {error}") from error
         except OSError as error:
-            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: cannot store the leader epoch: {error}") from error
+            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: cannot append: {error}") from error
         if active.created_ms < 0:
             active.created_ms = now_ms - self._jitter_ms()
         self.log_end_offset = last.base_offset + last.last_offset_delta + 1
@@ -246,18 +246,16 @@ class PartitionLog:
         """Close the active segment and begin one at the log end."""
         try:
             old = self.active
-            for path, entries in old.index_tail(self.log_end_offset, closing=True):
-                self._disk.append_to(path, entries)
-                # recovery reads no closed segment, so its indexes must survive as well as it does
-                self._unsynced.append(self._disk.open(path))
-            self._unsynced.append(old.file)
+            old.store_indexes(self.log_end_offset, closing=True)
+            # recovery reads no closed segment, so its indexes must survive as well as it does
+            indexes = [path for path in (old.offsets.path, old.times.path) if self._disk.exists(path)]
+            unsynced = [*(self._disk.open(path) for path in indexes), old.file]
             new = Segment(self._disk, self._files, self.directory, self.log_end_offset)
+            # Last: an empty file that the next append does not go to would look like damage to recovery.
             self._files.create(new.path)
-        except DiskFailed as error:
-            self.fail(error)
-            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: {error}") from error
         except OSError as error:
             raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: cannot begin a segment: {error}") from error
+        self._unsynced += unsynced
         old.offsets.forget()
         old.times.forget()
         self._directory_dirty = True
@@ -464,10 +462,10 @@ class PartitionLog:
             self.epochs.cut_start(self.log_start_offset)
 
     def sweep_doomed(self, now_ms: int) -> None:
-        due = [path for at, path in self.doomed if at <= now_ms]
-        self.doomed = [entry for entry in self.doomed if entry[0] > now_ms]
-        for path in due:
-            self._disk.remove(path)
+        """Unlink what is due. What cannot be unlinked is tried again by the next call."""
+        for entry in [entry for entry in self.doomed if entry[0] <= now_ms]:
+            self._disk.remove(entry[1])
+            self.doomed.remove(entry)
 
     @property
     def size_bytes(self) -> int:

@@ -15,8 +15,8 @@ def expired_segments(log: PartitionLog, config: TopicConfig, high_watermark: int
         segment = segments[count]
         is_below_start = segments[count + 1].base_offset <= log.log_start_offset
         is_too_much = excess >= segment.size
-        is_too_old = 0 <= config.retention_ms < _age_ms(log, count, now_ms)
-        if not (is_below_start or is_too_much or is_too_old):
+        # last, for it may have to read the segment, which may fail
+        if not (is_below_start or is_too_much or 0 <= config.retention_ms < _age_ms(log, count, now_ms)):
             break
         excess -= segment.size
         count += 1

@@ -2,10 +2,14 @@
 
 A segment knows where things lie in its file. It does not know what is committed, when to roll or what to delete: the log
 does. Reading a header is the only look it takes at the bytes; everything that might wait for the disk raises Cold.
+
+Only appends and recovery move `size`, where the next append goes. A read changes nothing but the indexes, and those only
+as a whole: they are rebuilt aside and replace the old ones when the walk over the segment is complete.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,12 +17,14 @@ from typing import NamedTuple
 
 from penstock.model.chunks import FileRange
 from penstock.records.batch import HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, NO_TIMESTAMP, Batch
-from penstock.storage.files import Disk, DiskFailed, FileCache, LogFile
+from penstock.storage.files import Cold, Disk, DiskFailed, FileCache, LogFile, ReadFailed
 from penstock.storage.sparse_index import IndexDamaged, OffsetIndex, TimeIndex
 
 RELATIVE_OFFSET_MAX = 2**31 - 1
 WALK_BYTES = 8 * 1024
 """One read of a walk over headers: an index interval of small batches."""
+REBUILD_HEADERS = 1_000
+"""Headers that a rebuild of the indexes walks over before the event loop serves others: about two milliseconds."""
 
 Reader = Callable[[LogFile, int, int], bytes | memoryview]
 
@@ -46,8 +52,13 @@ class _Astray(Exception):
     """The index points where no batch begins, or at another one."""
 
 
+class Rebuilding(Cold):
+    """The indexes are being rebuilt, and the loop has others to serve: ask again, which continues the rebuild."""
+
+
 class Segment:
     __slots__ = (
+        "_aside",
         "_bytes_since_index",
         "_disk",
         "_files",
@@ -76,6 +87,8 @@ class Segment:
         self.max_timestamp = NO_TIMESTAMP
         self.max_timestamp_offset = base_offset
         self._bytes_since_index = 0
+        self._aside: Segment | None = None
+        """Indexes and timestamps under construction, up to its `size`."""
 
     def __repr__(self) -> str:
         return f"Segment({self.path.parent.name}/{self.path.name}, {self.size} bytes)"
@@ -144,14 +157,21 @@ class Segment:
         """Index entries below `offset_end` that are not in the files yet, to be appended to them."""
         if closing and self.max_timestamp != NO_TIMESTAMP:
             self.times.add(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
-        relative_end = min(offset_end - self.base_offset, RELATIVE_OFFSET_MAX + 1)
-        if relative_end <= 0:
-            return []
-        parts = [
-            (self.offsets.path, self.offsets.take_tail(relative_end)),
-            (self.times.path, self.times.take_tail(relative_end)),
-        ]
+        relative_end = self._relative_end(offset_end)
+        parts = [(index.path, index.waiting(relative_end)) for index in (self.offsets, self.times)]
         return [part for part in parts if part[1]]
+
+    def store_indexes(self, offset_end: int, *, closing: bool = False) -> bool:
+        """Append what `index_tail` returns to the files; whether there was anything. Entries that cannot be written wait
+        for the next call."""
+        tail = self.index_tail(offset_end, closing=closing)
+        for path, entries in tail:
+            self._disk.append_to(path, entries)
+            (self.offsets if path == self.offsets.path else self.times).stored(self._relative_end(offset_end))
+        return bool(tail)
+
+    def _relative_end(self, offset_end: int) -> int:
+        return max(0, min(offset_end - self.base_offset, RELATIVE_OFFSET_MAX + 1))
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -159,36 +179,47 @@ class Segment:
         return FileRange(self.file, position, length)
 
     def locate(self, offset: int, end: int, *, wait: bool = False) -> Place | None:
-        """The first batch whose last offset is at or past `offset`, below file position `end`; None past the end."""
-        walk = self.walk_slowly if wait else self.walk
+        """The first batch whose last offset is at or past `offset`, below file position `end`; None past the end.
+
+        None means that the walk saw every batch up to `end`: a part of the file that cannot be read is an error.
+        """
+        if end == 0:
+            return None
         try:
             relative_offset, position = self.offsets.floor(offset - self.base_offset)
             if position < end:
-                return self._located(offset, end, walk(position, end), relative_offset if position else None)
+                return self._located(offset, position, end, relative_offset if position else None, wait=wait)
         except (IndexDamaged, _Astray):
             pass
-        self.rebuild_indexes(end)
+        self.rebuild_indexes(end, wait=wait)
         position = self.offsets.floor(offset - self.base_offset)[1]
-        return self._located(offset, end, walk(position, end), None)
+        return self._located(offset, position, end, None, wait=wait)
 
-    def _located(self, offset: int, end: int, places: Iterator[Place], indexed: int | None) -> Place | None:
-        """Walk to `offset`; the first batch must end at the relative offset `indexed`, or the index lies."""
+    def _located(self, offset: int, position: int, end: int, indexed: int | None, *, wait: bool) -> Place | None:
+        """Walk from `position` to `offset`; the first batch must end at the relative offset `indexed`, or the index
+        lies."""
+        places = self.walk_slowly(position, end) if wait else self.walk(position, end)
         try:
             for place in places:
                 if indexed is not None:
                     if place.last_offset != self.base_offset + indexed:
                         raise _Astray
                     indexed = None
+                position = place.position + place.size
                 if place.last_offset >= offset:
-                    if place.position + place.size > end:
+                    if position > end:
                         raise DiskFailed(0, f"{self.path}: the batch at {place.position} is cut off at {end}")
                     return place
+        except ReadFailed:
+            raise  # says nothing about the index
         except DiskFailed:
             if indexed is not None:
                 raise _Astray from None
             raise
         if indexed is not None:
             raise _Astray
+        if position != end:
+            raise DiskFailed(0, f"{self.path}: no batch ends at {end}, the last one ends at {position}")
         return None
 
     def walk(self, position: int, end: int) -> Iterator[Place]:
@@ -217,7 +248,10 @@ class Segment:
         while position + HEADER_BYTES <= end:
             at = position - window_start
             if at + HEADER_BYTES > len(window):
-                window = memoryview(read(file, position, min(window_bytes, end - position)))
+                try:
+                    window = memoryview(read(file, position, min(window_bytes, end - position)))
+                except ReadFailed:  # perhaps only what follows the header
+                    window = memoryview(read(file, position, HEADER_BYTES))
                 window_start, at = position, 0
                 if len(window) < HEADER_BYTES:
                     raise DiskFailed(0, f"{self.path}: the file ends at {position + len(window)}, expected {end}")
@@ -253,11 +287,11 @@ class Segment:
             except IndexDamaged:
                 self.rebuild_indexes(self.size)
                 return self.max_timestamp
+            if last is None:
+                places = self.walk_slowly(0, self.size)
+                last = max(places, key=lambda place: place.max_timestamp, default=None)
             if last is not None:
                 self.note_timestamp(last)
-            else:
-                for place in self.walk_slowly(0, self.size):
-                    self.note_timestamp(place)
         return self.max_timestamp
 
     def latest_indexed(self, end: int) -> Place | None:
@@ -293,18 +327,42 @@ class Segment:
                 return place
         except IndexDamaged:
             pass
-        self.rebuild_indexes(end)
+        self.rebuild_indexes(end, wait=False)
         return None
 
-    def rebuild_indexes(self, end: int, index_interval_bytes: int = 4096) -> None:
-        """Make both indexes again from the log itself, in the files too."""
-        self.offsets.clear()
-        self.times.clear()
-        self._bytes_since_index = 0
-        self.forget_timestamps()
-        size = self.size
-        for place in self.walk_slowly(0, end):
-            self.note_recovered(place, index_interval_bytes)
-        self.size = size
-        for path, entries in self.index_tail(self.base_offset + RELATIVE_OFFSET_MAX + 1, closing=True):
-            self._disk.append_to(path, entries)
+    def rebuild_indexes(self, end: int, index_interval_bytes: int = 4096, *, wait: bool = True) -> None:
+        """Build both indexes again from the batches below `end`, in the files too.
+
+        Nothing changes before the walk has reached `end`. A walk that failed, or that must not wait and raised Cold,
+        continues from where it was when it is called again.
+        """
+        aside = self._aside
+        if aside is None or aside.size > end:
+            aside = self._aside = Segment(self._disk, self._files, self.path.parent, self.base_offset)
+        walk = self.walk_slowly if wait else self.walk
+        headers_left = REBUILD_HEADERS
+        for place in walk(aside.size, end):
+            if place.position + place.size > end:
+                raise DiskFailed(0, f"{self.path}: the batch at {place.position} is cut off at {end}")
+            aside.note_recovered(place, index_interval_bytes)
+            headers_left -= 1
+            if headers_left == 0 and not wait:
+                raise Rebuilding(self.file, aside.size, WALK_BYTES)
+        if aside.size != end:
+            raise DiskFailed(0, f"{self.path}: no batch ends at {end}, the last one ends at {aside.size}")
+        self._aside = None
+        # What is in memory serves; a damaged file that could not even be removed is found out again by the next start.
+        with contextlib.suppress(OSError):
+            aside.store_rebuilt()
+        self.offsets, self.times = aside.offsets, aside.times
+        self.max_timestamp, self.max_timestamp_offset = aside.max_timestamp, aside.max_timestamp_offset
+        self._bytes_since_index = aside._bytes_since_index
+
+    def store_rebuilt(self) -> None:
+        """Replace both index files by what a rebuild found."""
+        if self.max_timestamp != NO_TIMESTAMP:
+            self.times.add(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
+        try:
+            self.offsets.replace_file()
+        finally:
+            self.times.replace_file()

@@ -4,8 +4,8 @@
 `.timeindex`: i64 timestamp, i32 relative offset; the largest timestamp so far and the offset that carries it.
 
 They are caches of the log: entries wait in memory (`tail`) and are appended to the file when a recovery point is written
-or the segment is closed; the file is loaded only when somebody looks something up; what does not fit the segment raises
-IndexDamaged and is rebuilt from the log. Offsets here are relative to the segment's base offset.
+or the segment is closed; the file is loaded only when somebody looks something up; what does not fit the segment, or cannot
+be read, raises IndexDamaged and is rebuilt from the log. Offsets here are relative to the segment's base offset.
 """
 
 from __future__ import annotations
@@ -17,14 +17,37 @@ from array import array
 from bisect import bisect_right
 from pathlib import Path
 
-from penstock.storage.files import Disk
+from penstock.storage.files import TEMPORARY, Disk
 
 _TIME_ENTRY = struct.Struct(">qi")
 _SWAP = sys.byteorder == "little"
 
 
 class IndexDamaged(ValueError):
-    """The file does not fit the segment it belongs to."""
+    """The file does not fit the segment it belongs to, or cannot be read."""
+
+
+def _read_file(disk: Disk, path: Path, entry_bytes: int) -> bytes:
+    try:
+        data = disk.read_whole(path)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        if error.errno in TEMPORARY:
+            raise
+        raise IndexDamaged(f"{path}: {error}") from error
+    if len(data) % entry_bytes:
+        raise IndexDamaged(f"{path}: {len(data)} bytes are not whole entries")
+    return data
+
+
+def _replace_file(disk: Disk, path: Path, data: bytes) -> None:
+    """Replace the file, or remove it where there is no room: without an index the log is walked, and a wrong one would have
+    to be found out first."""
+    try:
+        disk.replace_whole(path, data, durable=False)
+    except OSError:
+        disk.remove(path)
 
 
 class OffsetIndex:
@@ -61,23 +84,25 @@ class OffsetIndex:
         offsets, positions = self._load()
         return (offsets[-1], positions[-1]) if offsets else None
 
-    def take_tail(self, relative_offset_end: int) -> bytes:
-        """The waiting entries below `relative_offset_end` in file form; they count as stored from now on."""
+    def waiting(self, relative_offset_end: int) -> bytes:
+        """The waiting entries below `relative_offset_end` in file form."""
         count = bisect_right(self._tail_offsets, relative_offset_end - 1)
-        if count == 0:
-            return b""
-        offsets, positions = self._tail_offsets[:count], self._tail_positions[:count]
+        return _encoded(self._tail_offsets[:count], self._tail_positions[:count])
+
+    def stored(self, relative_offset_end: int) -> None:
+        """The waiting entries below `relative_offset_end` are in the file now."""
+        count = bisect_right(self._tail_offsets, relative_offset_end - 1)
         if self._loaded is not None:
-            self._loaded[0].extend(offsets)
-            self._loaded[1].extend(positions)
+            self._loaded[0].extend(self._tail_offsets[:count])
+            self._loaded[1].extend(self._tail_positions[:count])
         del self._tail_offsets[:count]
         del self._tail_positions[:count]
-        pairs = array("I", bytes(8 * count))
-        pairs[0::2] = offsets
-        pairs[1::2] = positions
-        if _SWAP:
-            pairs.byteswap()
-        return pairs.tobytes()
+
+    def replace_file(self) -> None:
+        """Write a file with the waiting entries alone. They are all there is from now on, written or not."""
+        self._loaded = self._tail_offsets, self._tail_positions
+        self._tail_offsets, self._tail_positions = array("I"), array("I")
+        _replace_file(self._disk, self.path, _encoded(*self._loaded))
 
     def _load(self) -> tuple[array[int], array[int]]:
         if self._loaded is None:
@@ -85,13 +110,7 @@ class OffsetIndex:
         return self._loaded
 
     def _read_file(self) -> tuple[array[int], array[int]]:
-        try:
-            data = self._disk.read_whole(self.path)
-        except FileNotFoundError:
-            return array("I"), array("I")
-        if len(data) % self.ENTRY_BYTES:
-            raise IndexDamaged(f"{self.path}: {len(data)} bytes are not whole entries")
-        pairs = array("I", data)
+        pairs = array("I", _read_file(self._disk, self.path, self.ENTRY_BYTES))
         if _SWAP:
             pairs.byteswap()
         offsets, positions = pairs[0::2], pairs[1::2]
@@ -115,31 +134,33 @@ class OffsetIndex:
         offsets, positions = self._load()
         keep = bisect_right(offsets, relative_offset_end - 1)
         if keep < len(offsets):
+            _replace_file(self._disk, self.path, _encoded(offsets[:keep], positions[:keep]))
             del offsets[keep:]
             del positions[keep:]
-            self._rewrite(offsets, positions)
         del self._tail_offsets[:]
         del self._tail_positions[:]
 
     def clear(self) -> None:
+        """Forget every entry, in the file too."""
+        _replace_file(self._disk, self.path, b"")
         self._loaded = array("I"), array("I")
         del self._tail_offsets[:]
         del self._tail_positions[:]
-        self._disk.replace_whole(self.path, b"", durable=False)
 
-    def _rewrite(self, offsets: array[int], positions: array[int]) -> None:
-        pairs = array("I", bytes(8 * len(offsets)))
-        pairs[0::2] = offsets
-        pairs[1::2] = positions
-        if _SWAP:
-            pairs.byteswap()
-        self._disk.replace_whole(self.path, pairs.tobytes(), durable=False)
+
+def _encoded(offsets: array[int], positions: array[int]) -> bytes:
+    pairs = array("I", bytes(8 * len(offsets)))
+    pairs[0::2] = offsets
+    pairs[1::2] = positions
+    if _SWAP:
+        pairs.byteswap()
+    return pairs.tobytes()
 
 
 class TimeIndex:
     """Timestamp to relative offset: every record later than an entry's timestamp comes after its offset."""
 
-    __slots__ = ("_disk", "_loaded", "_tail", "path")
+    __slots__ = ("_disk", "_latest_ms", "_loaded", "_tail", "path")
 
     ENTRY_BYTES = 12
 
@@ -148,11 +169,13 @@ class TimeIndex:
         self.path = path
         self._loaded: list[tuple[int, int]] | None = None
         self._tail: list[tuple[int, int]] = []
+        self._latest_ms = -1
+        """The largest timestamp that was added here."""
 
     def add(self, timestamp_ms: int, relative_offset: int) -> None:
         """Only rising timestamps are kept; Kafka does the same."""
-        last = self._tail[-1] if self._tail else None
-        if last is None or timestamp_ms > last[0]:
+        if timestamp_ms > self._latest_ms:
+            self._latest_ms = timestamp_ms
             self._tail.append((timestamp_ms, relative_offset))
 
     def floor(self, timestamp_ms: int) -> tuple[int, int]:
@@ -169,27 +192,33 @@ class TimeIndex:
         loaded = self._load()
         return loaded[-1] if loaded else None
 
-    def take_tail(self, relative_offset_end: int) -> bytes:
+    def waiting(self, relative_offset_end: int) -> bytes:
+        """The waiting entries below `relative_offset_end` in file form."""
+        return _encoded_times(self._tail[: self._count(relative_offset_end)])
+
+    def stored(self, relative_offset_end: int) -> None:
+        """The waiting entries below `relative_offset_end` are in the file now."""
+        count = self._count(relative_offset_end)
+        if self._loaded is not None:
+            self._loaded.extend(self._tail[:count])
+        del self._tail[:count]
+
+    def _count(self, relative_offset_end: int) -> int:
         count = 0
         for _, relative_offset in self._tail:
             if relative_offset >= relative_offset_end:
                 break
             count += 1
-        taken = self._tail[:count]
-        if self._loaded is not None:
-            self._loaded.extend(taken)
-        del self._tail[:count]
-        return b"".join(_TIME_ENTRY.pack(*entry) for entry in taken)
+        return count
+
+    def replace_file(self) -> None:
+        """Write a file with the waiting entries alone. They are all there is from now on, written or not."""
+        self._loaded, self._tail = self._tail, []
+        _replace_file(self._disk, self.path, _encoded_times(self._loaded))
 
     def _load(self) -> list[tuple[int, int]]:
         if self._loaded is None:
-            try:
-                data = self._disk.read_whole(self.path)
-            except FileNotFoundError:
-                data = b""
-            if len(data) % self.ENTRY_BYTES:
-                raise IndexDamaged(f"{self.path}: {len(data)} bytes are not whole entries")
-            entries = list(_TIME_ENTRY.iter_unpack(data))
+            entries = list(_TIME_ENTRY.iter_unpack(_read_file(self._disk, self.path, self.ENTRY_BYTES)))
             for before, after in itertools.pairwise(entries):
                 # the last entry of a closed segment may repeat: Kafka appends it again when it closes one
                 if after[0] < before[0] or after[1] < before[1]:
@@ -204,11 +233,18 @@ class TimeIndex:
         entries = self._load()
         keep = [entry for entry in entries if entry[1] < relative_offset_end]
         if len(keep) < len(entries):
+            _replace_file(self._disk, self.path, _encoded_times(keep))
             self._loaded = keep
-            self._disk.replace_whole(self.path, b"".join(_TIME_ENTRY.pack(*entry) for entry in keep), durable=False)
         self._tail.clear()
+        self._latest_ms = -1
 
     def clear(self) -> None:
+        """Forget every entry, in the file too."""
+        _replace_file(self._disk, self.path, b"")
         self._loaded = []
         self._tail.clear()
-        self._disk.replace_whole(self.path, b"", durable=False)
+        self._latest_ms = -1
+
+
+def _encoded_times(entries: list[tuple[int, int]]) -> bytes:
+    return b"".join(_TIME_ENTRY.pack(*entry) for entry in entries)

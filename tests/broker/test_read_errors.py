@@ -1,0 +1,143 @@
+"""A sector that cannot be read: the reader gets an error, and nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.embedded import EmbeddedEngine
+from penstock.broker.engine import Acks, Read, ReadResult
+from penstock.model.errors import Fault
+from penstock.storage.files import Disk
+from penstock.storage.log import PartitionLog
+from tests.broker.failing_disk import answer_of, batch_of, engine_on
+from tests.storage.bad_sectors import BadSectors
+from tests.storage.logs import records_of
+
+PLENTY = 1 << 20
+
+
+def values(first: int, count: int) -> list[bytes]:
+    return [b"value %06d" % n for n in range(first, first + count)]
+
+
+async def produce(engine: EmbeddedEngine, first: int, count: int) -> None:
+    """Produce so many records in batches of ten, each acknowledged."""
+    batches = [batch_of(*values(at, 10)) for at in range(first, first + count, 10)]
+    for result in await answer_of(engine.append("t", 0, batches, Acks.ALL)):
+        assert result.fault is Fault.NONE, result
+
+
+async def fetch(engine: EmbeddedEngine, offset: int, max_bytes: int = 1, partition: int = 0) -> ReadResult:
+    (found,) = await answer_of(engine.read([Read("t", partition, offset, max_bytes)], PLENTY, 0, 0, 0))
+    assert isinstance(found, ReadResult)
+    return found
+
+
+async def all_values(engine: EmbeddedEngine) -> list[bytes | None]:
+    """Every record of the partition, as a consumer reads them; offsets must have no gap."""
+    log = log_of(engine)
+    found: list[bytes | None] = []
+    while len(found) < log.log_end_offset:
+        result = await fetch(engine, len(found), PLENTY)
+        assert result.fault is Fault.NONE
+        assert result.records is not None
+        data = engine.directory.disk.read_at(result.records.file, result.records.position, result.records.length)  # type: ignore[arg-type]
+        records = records_of(data, len(found))
+        assert [offset for offset, _, _ in records] == list(range(len(found), len(found) + len(records)))
+        found += [value for _, _, value in records]
+    return found
+
+
+def log_of(engine: EmbeddedEngine) -> PartitionLog:
+    partition = engine.partition("t", 0)
+    assert partition is not None
+    assert partition.log is not None
+    return partition.log
+
+
+def indexed_batch(log: PartitionLog, offset: int) -> tuple[int, int]:
+    """Last offset and position of the batch that the index names for `offset`."""
+    segment = log.segments[log.segment_at(offset)]
+    relative, position = segment.offsets.floor(offset - segment.base_offset)
+    assert position > 0
+    return segment.base_offset + relative, position
+
+
+def forget_index(log: PartitionLog, offset: int, damage: str) -> None:
+    """Lose the indexes of a segment, in memory too."""
+    segment = log.segments[log.segment_at(offset)]
+    for index in (segment.offsets, segment.times):
+        index.clear()
+        index.forget()
+        if damage == "missing":
+            index.path.unlink()
+        else:
+            index.path.write_bytes(b"garbage")
+
+
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("index", ["intact", "missing", "damaged"])
+def test_bad_sector_in_the_active_segment_costs_no_acknowledged_record(
+    tmp_path: Path, index: str, cold: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = BadSectors(cold=cold)
+
+    async def body() -> None:
+        async with engine_on(tmp_path, Disk(calls)) as engine:
+            await produce(engine, 0, 3000)
+            log = log_of(engine)
+            wanted, position = indexed_batch(log, 1500)
+            if index != "intact":
+                forget_index(log, wanted, index)
+            before = (log.active.size, log.active.max_timestamp, log.active.max_timestamp_offset)
+            calls.spoil(log.active.path, position)
+            with caplog.at_level(logging.WARNING):
+                for _ in range(3):
+                    found = await fetch(engine, wanted)
+                    assert (found.fault, found.records) == (Fault.STORAGE_ERROR, None)
+            assert before == (log.active.size, log.active.max_timestamp, log.active.max_timestamp_offset)
+            assert log.failure is None
+            await produce(engine, 3000, 500)
+            assert (await fetch(engine, 3400)).fault is Fault.NONE
+            calls.heal()
+            assert await all_values(engine) == values(0, 3500)
+        for clean in (True, False):
+            if not clean:
+                (tmp_path / "clean-stop").unlink()
+            async with engine_on(tmp_path, Disk()) as engine:
+                assert await all_values(engine) == values(0, 3500)
+
+    asyncio.run(body())
+    assert "Input/output error" in caplog.text
+    assert "t-0" in caplog.text
+    assert "00000000000000000000.log" in caplog.text
+
+
+@pytest.mark.parametrize("index", ["intact", "missing", "damaged"])
+def test_bad_sector_in_a_closed_segment_never_skips_to_a_later_offset(tmp_path: Path, index: str) -> None:
+    calls = BadSectors()
+
+    async def body() -> None:
+        async with engine_on(tmp_path, Disk(calls), configs={"segment.bytes": "40000"}) as engine:
+            await produce(engine, 0, 3000)
+            log = log_of(engine)
+            assert len(log.segments) >= 2
+            wanted, position = indexed_batch(log, 1000)
+            segment = log.segments[log.segment_at(wanted)]
+            assert segment is not log.active
+            if index != "intact":
+                forget_index(log, wanted, index)
+            calls.spoil(segment.path, position)
+            for _ in range(3):
+                found = await fetch(engine, wanted)
+                assert (found.fault, found.records) == (Fault.STORAGE_ERROR, None)
+            calls.heal()
+            assert await all_values(engine) == values(0, 3000)
+        async with engine_on(tmp_path, Disk()) as engine:
+            assert await all_values(engine) == values(0, 3000)
+
+    asyncio.run(body())
