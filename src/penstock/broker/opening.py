@@ -65,7 +65,9 @@ def open_partitions(
         if log is None:
             offline += 1
             logger.error("partition %s", report)
-        elif report.scanned_bytes or report.cut_bytes or report.notes:
+        elif report.has_cut:
+            logger.warning("recovered %s", report)
+        elif report.scanned_bytes or report.notes:
             logger.info("recovered %s", report)
         partition = Partition(
             partition_id, log, config, flush, leader_epoch, loading.producers, request_flush, report.offline or ""

@@ -86,6 +86,9 @@ class RecoveryReport:
     scanned_batches: int = 0
     cut_bytes: int = 0
     cut_segments: int = 0
+    cut_offset: int = UNKNOWN
+    """The first offset that is not there any more."""
+    cut_place: str = ""
     notes: list[str] = field(default_factory=list)
     offline: str | None = None
     marker_offset: int | None = None
@@ -93,12 +96,18 @@ class RecoveryReport:
     sizes: dict[str, int] = field(default_factory=dict, repr=False)
     """The files of the folder as they were listed."""
 
+    @property
+    def has_cut(self) -> bool:
+        """Whether bytes were removed that a crash left half written."""
+        return self.cut_bytes > 0 or self.cut_segments > 0
+
     def __str__(self) -> str:
         if self.offline:
             return f"{self.name}: offline: {self.offline}"
         text = f"{self.name}: scanned {self.scanned_batches} batches, {self.scanned_bytes} bytes"
-        if self.cut_bytes or self.cut_segments:
-            text += f"; cut a torn tail of {self.cut_bytes} bytes"
+        if self.has_cut:
+            text += f"; cut a torn tail of {self.cut_bytes} bytes: nothing from offset {self.cut_offset} on is left"
+            text += f" ({self.cut_place}, {self.cut_segments} later segments removed)"
         return "; ".join([text, *self.notes])
 
 
@@ -224,8 +233,7 @@ class _Recovery:
             segments = self._without_beginning(segments, bounds)
         start = self._start = max(bounds.log_start_offset, segments[0].base_offset)
         end = self._scan(segments, bounds)
-        if end < recovery_point and start < recovery_point:
-            raise Damaged(f"the log ends at offset {end}, but offsets up to {recovery_point} were safely written")
+        self._check_end(end, recovery_point)
         active = segments[-1]
         if active.size:
             active.created_ms = self._first_timestamp(active, now_ms)
@@ -244,6 +252,11 @@ class _Recovery:
             log.mark_unflushed(max(recovery_point, 0))
         return log
 
+    def _check_end(self, end: int, recovery_point: int) -> None:
+        """A log that ends below its recovery point lost what was safe: nothing of it may be cut, or served."""
+        if end < recovery_point and self._start < recovery_point:
+            raise Damaged(f"the log ends at offset {end}, but offsets up to {recovery_point} were safely written")
+
     def _without_beginning(self, segments: list[Segment], bounds: LogBounds) -> list[Segment]:
         """The segment that the log starts in is gone: a crash can only take what was not safe."""
         if bounds.log_start_offset < bounds.recovery_point:
@@ -251,6 +264,8 @@ class _Recovery:
                 f"the log begins at offset {segments[0].base_offset}, "
                 f"but offsets from {bounds.log_start_offset} on were safely written"
             )
+        self._report.cut_offset = bounds.log_start_offset
+        self._report.cut_place = f"the segment of offset {bounds.log_start_offset} is missing"
         self._remove(segments)
         return [self._new_segment(bounds.log_start_offset)]
 
@@ -275,7 +290,8 @@ class _Recovery:
                 raise Damaged(f"segment {segment.path.name} begins before the one before it ends, at {end}")
             if segment.base_offset > end and at > first and recovery_point != UNKNOWN and not self._config.compacts:
                 # the segment before lost its tail to a crash that left this one; only cleaning makes gaps that are none
-                self._cut(segments, at - 1, segments[at - 1].size)
+                self._check_end(end, recovery_point)
+                self._cut(segments, at - 1, segments[at - 1].size, end)
                 break
             file_size = segment.size
             is_last = at + 1 == len(segments)
@@ -288,7 +304,7 @@ class _Recovery:
             if torn and recovery_point == UNKNOWN and not is_last:
                 raise Damaged(f"{segment.path.name} is damaged at position {segment.size}, and segments follow it")
             if torn:
-                self._cut(segments, at, file_size)
+                self._cut(segments, at, file_size, end)
                 break
             if not is_last and end > recovery_point:
                 self._disk.sync(segment.file)
@@ -418,8 +434,11 @@ class _Recovery:
 
     # pass 5: cut
 
-    def _cut(self, segments: list[Segment], at: int, file_size: int) -> None:
+    def _cut(self, segments: list[Segment], at: int, file_size: int, end: int) -> None:
+        """Remove everything after offset `end`, which is where the sound batches of segment `at` end."""
         segment = segments[at]
+        self._report.cut_offset = end
+        self._report.cut_place = f"position {segment.size} of {segment.path.name}"
         self._disk.truncate(segment.file, segment.size)
         self._disk.sync(segment.file)
         self._report.cut_bytes += file_size - segment.size
