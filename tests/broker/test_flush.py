@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from penstock.model.pending import Pending
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import Marker, MarkerKind
 from penstock.storage import files, system
+from penstock.storage.files import Disk
 from penstock.storage.log import PartitionLog
 from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, full_for, turns, until
 
@@ -371,6 +373,78 @@ def test_a_sync_that_fails_at_the_stop_leaves_no_marker_of_a_clean_one(tmp_path:
         assert not (tmp_path / "clean-stop").exists()
 
     run(body)
+
+
+@pytest.mark.parametrize("what", ["data directory", "folder of the partition"])
+def test_nothing_is_acknowledged_after_the_files_were_deleted(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "data"
+
+    async def body() -> None:
+        async with engine_on(place, Disk()) as engine:
+            assert await faults(engine, batch_of(b"a")) == [Fault.NONE]
+            shutil.rmtree(place if what == "data directory" else place / "t-0")
+            for _ in range(20):
+                assert await faults(engine, batch_of(b"b")) == [Fault.STORAGE_ERROR]
+            assert partition_of(engine)[0].high_watermark == 1
+
+    run(body)
+    assert "00000000000000000000.log: the file was deleted while the broker was using it" in caplog.text
+
+
+def test_topic_deleted_during_its_flush_is_no_storage_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = CueDisk()
+
+    async def body() -> None:
+        async with engine_on(tmp_path, disk) as engine:
+            disk.hold()
+            waiting = engine.append("t", 0, [batch_of(b"a")], Acks.ALL)
+            await until(lambda: disk.syncs_waiting)
+            [deleted] = await answer_of(engine.delete_topics(["t"]))
+            assert deleted.fault is Fault.NONE
+            assert not (tmp_path / "t-0").exists()
+            disk.release()
+            assert (await answer_of(waiting))[0].fault is Fault.UNKNOWN_TOPIC_OR_PARTITION
+            await answer_of(engine.create_topics([NewTopic("t", 1, 1)], validate_only=False))
+            assert await faults(engine, batch_of(b"b")) == [Fault.NONE]
+
+    run(body)
+    assert "read-only" not in caplog.text
+
+
+def test_flush_without_a_free_descriptor_is_retried_until_it_succeeds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """EMFILE is no failure of the disk: producers wait, and the log stays writable."""
+    disk = Disk()
+    real = disk.system_calls.open
+    refusals = []
+
+    def no_descriptor(path: Path, flags: int, mode: int) -> int:
+        if path.name == "t-0":
+            refusals.append(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return real(path, flags, mode)
+
+    async def body() -> None:
+        async with engine_on(tmp_path, disk, configs={"segment.bytes": "300"}, flush_interval_ms=10) as engine:
+            assert await faults(engine, batch_of(b"a" * 200)) == [Fault.NONE]
+            disk.system_calls.open = no_descriptor
+            waiting = engine.append(
+                "t", 0, [batch_of(b"b" * 200)], Acks.ALL
+            )  # in a new segment, so the folder is synced
+            await until(lambda: len(refusals) >= 3)
+            assert isinstance(waiting, Pending)
+            assert not waiting.done
+            disk.system_calls.open = real
+            assert (await answer_of(waiting))[0].fault is Fault.NONE
+            assert partition_of(engine)[1].failure is None
+            assert look(engine, 1).records is not None
+
+    run(body)
+    assert "could not be flushed" in caplog.text
+    assert "t-0" in caplog.text
 
 
 class WriteFault:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from penstock.model.errors import BrokerError, Fault
 from penstock.storage.files import Buffer, Disk, DiskFailed, DiskFull, LogFile
 from penstock.storage.log import PartitionLog
+from penstock.storage.segment import Segment
 from tests.storage.logs import NOW_MS, append, batch, flush, new_log, read, read_all, records_of, values_of
 
 
@@ -310,3 +313,99 @@ def test_files_that_cannot_be_unlinked_are_tried_again(tmp_path: Path) -> None:
 
 def _refuse(*_: object) -> None:
     raise OSError(errno.EIO, "Input/output error")
+
+
+def deleted_folder(log: PartitionLog) -> None:
+    shutil.rmtree(log.directory)
+
+
+def deleted_file(log: PartitionLog) -> None:
+    log.active.path.unlink()
+
+
+def replaced_file(log: PartitionLog) -> None:
+    data = log.active.path.read_bytes()
+    log.active.path.unlink()
+    log.active.path.write_bytes(data)
+
+
+@pytest.mark.parametrize("delete", [deleted_folder, deleted_file, replaced_file])
+def test_flush_of_a_deleted_file_fails_the_log(tmp_path: Path, delete: Callable[[PartitionLog], None]) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk)
+    append(log, [b"a"])
+    flush(log, disk)
+    delete(log)
+    append(log, [b"b"])
+    flush(log, disk)
+    assert log.flushed_offset == 1
+    assert "was deleted while the broker was using it" in str(log.failure)
+
+
+def test_flush_of_a_closed_segment_whose_file_was_deleted_fails_the_log(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=100)
+    append(log, [b"a" * 50], [b"b" * 50])
+    log.segments[0].path.unlink()
+    flush(log, disk)
+    assert log.flushed_offset == 0
+    assert "00000000000000000000.log: the file was deleted" in str(log.failure)
+
+
+def test_files_that_retention_deletes_during_a_flush_do_not_fail_the_log(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=100, file_delete_delay_ms=0)
+    append(log, *[[b"%d" % n * 50] for n in range(3)])
+    job = log.begin_flush()
+    assert job is not None
+    assert len(job.files) > 2
+    log.drop_segments(2)
+    log.delete_dropped(2, NOW_MS)
+    log.sweep_doomed(NOW_MS)
+    job.run(disk)
+    assert job.deleted
+    log.end_flush(job)
+    assert (log.failure, log.flushed_offset) == (None, 3)
+
+
+def test_closed_file_that_cleaning_replaced_before_its_flush_does_not_fail_the_log(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=100)
+    append(log, [b"a" * 50], [b"b" * 50])
+    old = log.segments[0]
+    cleaned = old.path.with_suffix(".cleaned")
+    cleaned.write_bytes(old.path.read_bytes())
+    cleaned.rename(old.path)
+    log.replace_segments(1, [Segment(disk, log._files, log.directory, 0, old.size)])
+    flush(log, disk)
+    assert (log.failure, log.flushed_offset) == (None, 2)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_flush_without_a_free_descriptor_is_refused_and_can_be_retried(tmp_path: Path, code: int, what: str) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=100, index_interval_bytes=0)
+    append(log, *[[b"%d" % n * 50] for n in range(3)])
+    log._files.forget([log.active.path])
+    real = disk.system_calls.open
+    refused = log.directory if what == "folder" else log.active.path
+
+    def no_descriptor(path: Path, flags: int, mode: int) -> int:
+        if path == refused:
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, flags, mode)
+
+    disk.system_calls.open = no_descriptor
+    synced: list[str] = []
+    real_sync = disk.sync
+    disk.sync = lambda file: (synced.append(file.path.name), real_sync(file))[1]  # type: ignore[method-assign, func-returns-value]
+    for _ in range(2):
+        flush(log, disk)
+        assert (log.failure, log.flushed_offset, log.flush_under_way) == (None, 0, False)
+        assert log.flush_refused is not None
+    disk.system_calls.open = real
+    flush(log, disk)
+    assert (log.failure, log.flushed_offset, log.flush_refused) == (None, 3, None)
+    assert {segment.path.name for segment in log.segments} <= set(synced)
+    assert len(synced) == len(set(synced))

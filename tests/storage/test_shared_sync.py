@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import queue
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -195,6 +196,20 @@ def test_files_of_another_file_system_are_synced_by_themselves(parts: Parts) -> 
     parts.loop.turn_until(lambda: len(parts.loop.flushed) == 8)
     assert len(parts.files_begun(8)) == 8
     assert parts.system.begun.empty()
+
+
+def test_shared_sync_of_a_deleted_file_fails_that_log_alone(parts: Parts) -> None:
+    logs = parts.logs(10)
+    parts.request(*logs)
+    parts.files_begun(2)
+    shutil.rmtree(logs[5].directory)
+    parts.disk.permits.release(2)
+    parts.system.permits.release()
+    parts.loop.turn_until(lambda: len(parts.loop.flushed) == 10)
+    assert "was deleted while the broker was using it" in str(logs[5].failure)
+    assert logs[5].flushed_offset == 1
+    others = [log for log in logs if log is not logs[5]]
+    assert [(log.failure, log.flushed_offset) for log in others] == [(None, 2)] * 9
 
 
 def test_stop_makes_those_safe_that_wait(parts: Parts) -> None:

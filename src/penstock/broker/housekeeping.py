@@ -194,10 +194,16 @@ class Housekeeping:
             interval_ms = max(interval_ms, FLUSH_INTERVAL_MS_MIN)
             await asyncio.sleep(interval_ms / 1000)
             now_ms = int(time.monotonic() * 1000)
+            refused = 0
             for partition in list(self._partitions()):
                 if partition.flush_is_due(now_ms, now_ms + interval_ms, self._flush_interval_ms):
                     assert partition.log is not None
+                    if partition.log.flush_refused is not None:
+                        refused += 1
+                        reason = f"{partition.id}: {partition.log.flush_refused}"
                     partition.request_flush(partition.log)
+            if refused:
+                logger.warning("%d logs could not be flushed and are tried again, one of them is %s", refused, reason)
 
     async def _expire_producers(self) -> None:
         now_ms = self._now_ms()

@@ -58,6 +58,8 @@ def open_partitions(
             try:
                 if log.failure is not None:
                     raise log.failure
+                if log.dirty:  # what recovery found may be in memory alone, and must not be served
+                    raise log.flush_refused or OSError("it could not be flushed")
                 loading.load()
             except (OSError, ValueError) as error:
                 directory.stays_offline(log)

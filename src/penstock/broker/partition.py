@@ -428,12 +428,13 @@ class Partition:
     def flush_is_due(self, now_ms: int, next_look_ms: int, flush_interval_ms: int) -> bool:
         """Whether what was appended would wait too long for a timed flush if this waited for the next look.
 
-        Never where every append is flushed anyway, or where the policy leaves it to the system.
+        Where every append is flushed anyway, only after such a flush was refused; never where the policy leaves it to the
+        system.
         """
         log = self.log
         if log is None or not log.dirty or self.durable:
             self._flush_seen_ms = now_ms
-            return False
+            return log is not None and log.dirty and log.flush_refused is not None
         if self.flush_within_ms is not None:
             within_ms = self.flush_within_ms
         elif self.flushes_by_interval:

@@ -64,11 +64,13 @@ class Cold(Exception):
 class LogFile:
     """An open file. It is closed when the last holder drops it, by reference count."""
 
-    __slots__ = ("__weakref__", "fd", "path", "unreadable")
+    __slots__ = ("__weakref__", "device", "fd", "path", "unreadable")
 
     def __init__(self, fd: int, path: Path) -> None:
         self.fd = fd
         self.path = path
+        self.device: int | None = None
+        """Of the file system that it is on, once somebody asked."""
         self.unreadable: tuple[int, float, ReadFailed] | None = None
         """Where a reader thread failed last, until when that is remembered, and the error."""
 
@@ -139,6 +141,10 @@ class Disk:
             self.system_calls.sync(file.fd)
         except OSError as error:
             raise DiskFailed(error.errno, f"{file.path}: sync failed: {error.strerror}") from error
+
+    def is_deleted(self, file: LogFile) -> bool:
+        """Whether no name leads to the open file any more, so that what is written to it is lost with its descriptor."""
+        return self.system_calls.stat_open(file.fd).st_nlink == 0
 
     def sync_directory(self, path: Path) -> None:
         try:

@@ -124,6 +124,7 @@ class Flusher:
                 log = job.log
                 log.end_flush(job)
                 self._on_flushed(log)
-                if log.dirty and log.failure is None and not self._stopping:
+                # a flush that was refused is tried again by the next append, or by the broker's timer
+                if log.dirty and log.failure is None and job.refused is None and not self._stopping:
                     self.request(log)
         self._start_waiting()

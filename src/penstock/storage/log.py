@@ -4,8 +4,9 @@
     high watermark = flushed offset, or the log end offset where the flush policy promises nothing
 
 States: *online*; *full* is no state (a write that found no room is cut back, answered with an error, and the next one may
-succeed); *failed* (a disk error: nothing is appended or flushed any more until the broker starts again, what was flushed
-can still be read); *offline* (recovery found damage before the recovery point: neither read nor written).
+succeed); *failed* (a disk error, or files that somebody deleted: nothing is appended or flushed any more until the broker
+starts again, what was flushed can still be read); *offline* (recovery found damage before the recovery point: neither read
+nor written). A read error changes no state, and neither does a system that is short of descriptors.
 
 Promises: offsets are dense and never given twice; state changes only after the whole write returned; nothing below the high
 watermark changes, except that retention and delete-records move the log start offset up.
@@ -16,6 +17,7 @@ The log does not check batches, knows no producers and waits for nothing: the br
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import uuid
 from bisect import bisect_right
@@ -28,7 +30,7 @@ from penstock.model.ids import ZERO_ID
 from penstock.model.topic_config import TopicConfig
 from penstock.records.batch import BATCH_BYTES_MIN, Batch
 from penstock.storage.epochs import LeaderEpochs
-from penstock.storage.files import Disk, DiskFailed, DiskFull, FileCache, LogFile
+from penstock.storage.files import TEMPORARY, Disk, DiskFailed, DiskFull, FileCache, LogFile
 from penstock.storage.segment import RELATIVE_OFFSET_MAX, Place, Segment, file_name
 
 PLACES_REMEMBERED = 64
@@ -38,7 +40,7 @@ PLACES_REMEMBERED = 64
 class FlushJob:
     """What has to reach the disk so that everything below `offset` is safe. Carried to a flusher thread and back."""
 
-    __slots__ = ("directory", "error", "files", "log", "offset", "position", "segment")
+    __slots__ = ("deleted", "directory", "error", "files", "log", "offset", "position", "refused", "segment")
 
     def __init__(self, log: PartitionLog, files: list[LogFile], directory: Path | None) -> None:
         self.log = log
@@ -49,6 +51,10 @@ class FlushJob:
         self.segment = log.active
         self.position = log.active.size
         self.error: DiskFailed | None = None
+        self.refused: OSError | None = None
+        """Why nothing was synced, when that is no failure of the disk: the flush is tried again later."""
+        self.deleted: list[LogFile] = []
+        """Files that were synced but have no name any more."""
 
     def run(self, disk: Disk) -> None:
         """On a flusher thread: only system calls."""
@@ -57,7 +63,19 @@ class FlushJob:
                 disk.sync_directory(self.directory)
             for file in self.files:
                 disk.sync(file)
-        except OSError as error:  # a folder that cannot even be opened is no less of a failure
+        except OSError as error:
+            if error.errno in TEMPORARY and not isinstance(error, DiskFailed):
+                self.refused = error
+            else:  # a folder that cannot even be opened is no less of a failure
+                self.error = disk_failure(error)
+            return
+        self.look_for_deleted(disk)
+
+    def look_for_deleted(self, disk: Disk) -> None:
+        """After the sync, on a flusher thread: a sync of a deleted file succeeds and makes nothing safe."""
+        try:
+            self.deleted = [file for file in self.files if disk.is_deleted(file)]
+        except OSError as error:
             self.error = disk_failure(error)
 
 
@@ -76,6 +94,7 @@ class PartitionLog:
         "doomed",
         "epochs",
         "failure",
+        "flush_refused",
         "flush_under_way",
         "flushed_offset",
         "flushed_position",
@@ -118,6 +137,8 @@ class PartitionLog:
         self.flushed_segment = self.active
         self.flushed_position = self.active.size
         self.flush_under_way = False
+        self.flush_refused: OSError | None = None
+        """Why the last flush could not begin, when that is no failure of the disk: whoever sees it tries again."""
         self.failure: DiskFailed | None = None
         self._dropped: list[Segment] = []
         """No longer part of the log, but their files are there until the log start offset is safe."""
@@ -283,17 +304,28 @@ class PartitionLog:
         try:
             active_file = self.active.file
         except OSError as error:
-            self.fail(disk_failure(error))
+            if error.errno in TEMPORARY:
+                self.flush_refused = error
+            else:
+                self.fail(disk_failure(error))
             return None
         files, self._unsynced = self._unsynced, []
         files.append(active_file)
         directory = self.directory if self._directory_dirty else None
         self._directory_dirty = False
+        self.flush_refused = None
         self.flush_under_way = True
         return FlushJob(self, files, directory)
 
     def end_flush(self, job: FlushJob) -> None:
         self.flush_under_way = False
+        self.flush_refused = job.refused
+        if job.refused is not None:
+            self._unsynced = [*job.files[:-1], *self._unsynced]  # without the active file, which every flush has
+            self._directory_dirty = self._directory_dirty or job.directory is not None
+            return
+        if job.error is None and job.deleted:
+            job.error = self._deletion(job.deleted)
         if job.error is not None:
             self.fail(job.error)
             return
@@ -301,6 +333,18 @@ class PartitionLog:
             self.flushed_offset = job.offset
             self.flushed_segment = job.segment
             self.flushed_position = job.position
+
+    def _deletion(self, deleted: list[LogFile]) -> DiskFailed | None:
+        """The error of a flush of files that somebody else deleted.
+
+        The broker deletes files too, but never the active segment's: retention drops a segment before its files go, and
+        cleaning puts other files in their place. A deleted topic's log is not served any more.
+        """
+        paths = {path for segment in self.segments for path in segment.paths()}
+        for file in deleted:
+            if file.path == self.active.path or (file.path in paths and not self._disk.exists(file.path)):
+                return DiskFailed(errno.ENOENT, f"{file.path}: the file was deleted while the broker was using it")
+        return None
 
     def mark_unflushed(self, offset: int) -> None:
         """What recovery found from `offset` on, files included, may not be on the disk yet."""

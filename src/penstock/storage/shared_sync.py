@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.storage import system
-from penstock.storage.files import Disk
+from penstock.storage.files import Disk, LogFile
 from penstock.storage.log import FlushJob
 
 FILE_SYSTEMS = frozenset({"ext4", "xfs"})
@@ -57,12 +57,18 @@ class SharedSync:
 
     def run(self, jobs: Sequence[FlushJob], disk: Disk) -> None:
         """On a flusher thread: make all of `jobs` safe, together when that can be trusted."""
-        if not (self._trusted and self._all_on_one_file_system(jobs) and self._succeeds()):
-            for job in jobs:
+        together = self._trusted and self._all_on_one_file_system(jobs) and self._succeeds()
+        for job in jobs:
+            if together:
+                job.look_for_deleted(disk)
+            else:
                 job.run(disk)
 
     def _all_on_one_file_system(self, jobs: Sequence[FlushJob]) -> bool:
-        return all(os.fstat(file.fd).st_dev == self._device for job in jobs for file in job.files)
+        try:
+            return all(_device_of(file) == self._device for job in jobs for file in job.files)
+        except OSError:
+            return False
 
     def _succeeds(self) -> bool:
         try:
@@ -76,6 +82,12 @@ class SharedSync:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _device_of(file: LogFile) -> int:
+    if file.device is None:
+        file.device = os.fstat(file.fd).st_dev
+    return file.device
 
 
 def shared_sync(directory: Path) -> SharedSync | None:
