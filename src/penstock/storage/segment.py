@@ -351,6 +351,7 @@ class Segment:
         if aside.size != end:
             raise DiskFailed(0, f"{self.path}: no batch ends at {end}, the last one ends at {aside.size}")
         self._aside = None
+        aside.offsets.path, aside.times.path = self.offsets.path, self.times.path
         # What is in memory serves; a damaged file that could not even be removed is found out again by the next start.
         with contextlib.suppress(OSError):
             aside.store_rebuilt()
