@@ -150,6 +150,12 @@ class SimulatedDisk(Disk):
         self._count()
         _node(file).sync()
 
+    def open_to_read(self, path: Path) -> LogFile:
+        return self.open(path)
+
+    def open_size(self, file: LogFile) -> int:
+        return len(_node(file).data)
+
     def is_deleted(self, file: LogFile) -> bool:
         return False  # nobody but the program itself uses this disk
 

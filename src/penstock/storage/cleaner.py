@@ -200,7 +200,7 @@ class Cleaner:
 
     def _batches(self, source: SourceSegment) -> Iterator[Batch]:
         """The batches of a closed segment; damage stops the cleaning."""
-        scan = SegmentScan(self._directory / f"{source.base_offset:020d}.log")
+        scan = SegmentScan(self._directory / f"{source.base_offset:020d}.log", disk=self._disk)
         for _, batch in scan:
             yield batch
         if scan.damage is not None:

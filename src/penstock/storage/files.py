@@ -96,6 +96,13 @@ class Disk:
         flags = os.O_RDWR | system.OPEN_FLAGS | (os.O_CREAT if create else 0)
         return LogFile(self.system_calls.open(path, flags, 0o640), path)
 
+    def open_to_read(self, path: Path) -> LogFile:
+        return LogFile(self.system_calls.open(path, os.O_RDONLY | system.OPEN_FLAGS, 0), path)
+
+    def open_size(self, file: LogFile) -> int:
+        """The size of an open file, whatever its name is by now."""
+        return self.system_calls.stat_open(file.fd).st_size
+
     def write_at(self, file: LogFile, position: int, buffers: Sequence[Buffer], total: int) -> None:
         """Write all of `buffers` at `position` or nothing: a short or failed write is cut back."""
         self._write_all(file, position, buffers, total)
@@ -186,7 +193,7 @@ class Disk:
                 self.nowait = False  # a file system that cannot tell (overlay, FUSE)
                 return memoryview(self.read_at(file, position, length))
             raise _read_failed(file, position, length, error) from error
-        if got < length and self.system_calls.stat_open(file.fd).st_size > position + got:
+        if got < length and self.open_size(file) > position + got:
             raise self._not_now(file, position, length)
         return memoryview(buffer)[:got]
 
@@ -264,11 +271,11 @@ class Disk:
         """Append all of `data` to a file, created if there is none, or nothing."""
         flags = os.O_RDWR | os.O_CREAT | system.OPEN_FLAGS
         file = LogFile(self.system_calls.open(path, flags, 0o640), path)
-        self._write_all(file, self.system_calls.stat_open(file.fd).st_size, (data,), len(data))
+        self._write_all(file, self.open_size(file), (data,), len(data))
 
     def read_whole(self, path: Path) -> bytes:
-        file = LogFile(self.system_calls.open(path, os.O_RDONLY | system.OPEN_FLAGS, 0), path)
-        data = self.system_calls.read(file.fd, self.system_calls.stat_open(file.fd).st_size, 0)
+        file = self.open_to_read(path)
+        data = self.system_calls.read(file.fd, self.open_size(file), 0)
         while more := self.system_calls.read(file.fd, _READ_CHUNK_BYTES, len(data)):
             data += more
         return data

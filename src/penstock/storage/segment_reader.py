@@ -14,11 +14,12 @@ import struct
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from penstock.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, Batch
+from penstock.storage.files import Disk
 
 CHUNK_BYTES = 1024 * 1024
 
@@ -50,8 +51,11 @@ class SegmentScan:
     Batches keep their bytes alive and may be kept; each holds on to the chunk that it was read with.
     """
 
-    def __init__(self, path: Path, start_position: int = 0, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self, path: Path, start_position: int = 0, chunk_bytes: int = CHUNK_BYTES, disk: Disk | None = None
+    ) -> None:
         self.path = path
+        self._disk = disk or Disk()
         self.chunk_bytes = chunk_bytes
         self.start_position = start_position
         self.end_position = start_position
@@ -62,25 +66,26 @@ class SegmentScan:
         self.end_position = self.start_position
         self.damage = None
         next_offset = base_offset_of(self.path)
-        with self.path.open("rb", buffering=0) as file:
-            file_end = os.fstat(file.fileno()).st_size
-            chunk, chunk_start = memoryview(b""), self.start_position
-            while self.end_position < file_end:
-                position = self.end_position
-                left = file_end - position
-                rest = chunk[position - chunk_start :]
-                if not _is_whole(rest):
-                    rest = _read(file, position, min(self.chunk_bytes, left))
-                    if not _is_whole(rest) and len(rest) >= HEADER_BYTES:
-                        rest = _read(file, position, min(max(_size(rest), HEADER_BYTES), left))
-                    chunk, chunk_start = rest, position
-                found = _check(rest, left, next_offset)
-                if isinstance(found, str):
-                    self.damage = Damage(position, left, found)
-                    return
-                self.end_position = position + found.size
-                next_offset = found.next_offset
-                yield position, found
+        disk = self._disk
+        file = disk.open_to_read(self.path)
+        file_end = disk.open_size(file)
+        chunk, chunk_start = memoryview(b""), self.start_position
+        while self.end_position < file_end:
+            position = self.end_position
+            left = file_end - position
+            rest = chunk[position - chunk_start :]
+            if not _is_whole(rest):
+                rest = memoryview(disk.read_at(file, position, min(self.chunk_bytes, left)))
+                if not _is_whole(rest) and len(rest) >= HEADER_BYTES:
+                    rest = memoryview(disk.read_at(file, position, min(max(_size(rest), HEADER_BYTES), left)))
+                chunk, chunk_start = rest, position
+            found = _check(rest, left, next_offset)
+            if isinstance(found, str):
+                self.damage = Damage(position, left, found)
+                return
+            self.end_position = position + found.size
+            next_offset = found.next_offset
+            yield position, found
 
 
 def _check(view: memoryview, left: int, next_offset: int) -> Batch | str:
@@ -245,13 +250,3 @@ def _is_whole(view: memoryview) -> bool:
 def _size(view: memoryview) -> int:
     length: int = _LENGTH.unpack_from(view, _LENGTH_AT)[0]
     return length + LENGTH_PREFIX_BYTES
-
-
-def _read(file: BinaryIO, position: int, length: int) -> memoryview:
-    """`length` bytes, or as many as there are: a plain read may give less than asked."""
-    file.seek(position)
-    parts = []
-    while length > 0 and (part := file.read(length)):
-        parts.append(part)
-        length -= len(part)
-    return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
