@@ -1,10 +1,12 @@
-"""Log cleaning through the broker: the child process cleans, the parent swaps, appends and reads go on."""
+"""Log cleaning through the broker: the child process cleans, the parent swaps, appends and reads go on.
+
+What happens when the disk fails is in test_cleaning_faults.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -19,10 +21,7 @@ from penstock.records.batch import Batch, batches
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import Marker, MarkerKind
 from penstock.records.record import Record, read_records
-from penstock.storage import swap
-from penstock.storage.cleaner import CLEANED, Cleaner
 from penstock.storage.data_directory import DataDirectory
-from penstock.storage.files import Disk
 
 TOPIC = "state"
 CONFIGS = {
@@ -196,84 +195,6 @@ def test_a_full_map_cleans_in_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyP
         await engine.stop()
 
     run(body)
-
-
-def test_a_crash_at_any_step_of_the_swap_leaves_the_old_log_or_the_new_one(tmp_path: Path) -> None:
-    """The steps are: files written, decided, each rename and removal, forgotten. After each one, a start."""
-
-    async def body() -> None:
-        engine = await engine_at(tmp_path / "origin")
-        await create(engine, CONFIGS)
-        for number in range(200):
-            await append(engine, [(b"k%d" % (number % 7), b"v%d" % number * 20)])
-        await engine.stop()
-        reference = {}
-        for record in await _all_after_start(tmp_path / "origin"):
-            reference[record.key] = record.value
-        step = 0
-        while True:
-            place = tmp_path / f"crash-{step}"
-            shutil.copytree(tmp_path / "origin", place)
-            engine = await engine_at(place)
-            due = engine.cleaning._due()
-            assert due is not None
-            job = engine.cleaning._job(due)
-            disk = _StopsAt(step)
-            try:
-                outcome = Cleaner(job).run()
-                decided = swap.decide(disk, due.log.directory, outcome)
-                swap.carry_out(disk, due.log.directory, decided)
-                swap.forget(disk, due.log.directory)
-                finished = True
-            except _Stopped:
-                finished = False
-            engine.directory.close((), clean=False)  # what a crash leaves: no marker
-            after = await _all_after_start(place)
-            assert {record.key: record.value for record in after} == reference, f"crash at step {step}"
-            assert not [name for name in Disk().names(place / f"{TOPIC}-0") if name.endswith(CLEANED)]
-            if finished:
-                break
-            step += 1
-        assert step > 5
-
-    run(body)
-
-
-async def _all_after_start(place: Path) -> list[Record]:
-    engine = await engine_at(place)
-    try:
-        return stored(engine)
-    finally:
-        await engine.stop()
-
-
-class _Stopped(Exception):
-    pass
-
-
-class _StopsAt(Disk):
-    """Raises before the n-th change of a directory."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self._left = steps
-
-    def _step(self) -> None:
-        if self._left == 0:
-            raise _Stopped
-        self._left -= 1
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._step()
-        super().rename(old, new)
-
-    def remove(self, path: Path) -> None:
-        self._step()
-        super().remove(path)
-
-    def replace_whole(self, path: Path, data: bytes | bytearray | memoryview, *, durable: bool = True) -> None:
-        self._step()
-        super().replace_whole(path, data, durable=durable)
 
 
 def test_aborted_records_go_and_markers_stay_while_data_does(tmp_path: Path) -> None:

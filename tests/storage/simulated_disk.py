@@ -230,6 +230,11 @@ class SimulatedDisk(Disk):
         node = self._find(old)
         self._change([(*self._parent(old), None), (*self._parent(new), node)])
 
+    def link(self, path: Path, name: Path) -> None:
+        if self.exists(name):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(name))
+        self._change([(*self._parent(name), self._find(path))])
+
     def append_to(self, path: Path, data: Buffer) -> None:
         file = self.open(path, create=True)
         self.write_at(file, self.size(path), (data,), len(data))

@@ -314,3 +314,24 @@ def test_make_directory_creates_parents_and_rejects_a_file(tmp_path: Path) -> No
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FileExistsError):
         disk.make_directory(tmp_path / "file")
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_links_gets_a_copy(tmp_path: Path, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    disk = Disk()
+    disk.system_calls.link = refuse
+    (tmp_path / "a").write_bytes(b"content")
+    disk.link(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"content"
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_a_link_is_another_name_of_the_same_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+    Disk().link(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a").samefile(tmp_path / "b")
+    with pytest.raises(FileExistsError):
+        Disk().link(tmp_path / "a", tmp_path / "b")

@@ -532,6 +532,7 @@ class EmbeddedEngine:
         if partition is not None:
             if partition.log is not None:
                 self._by_log.pop(partition.log, None)
+                partition.log.withdrawn = True
                 self.directory.files.forget(path for s in partition.log.segments for path in s.paths())
             partition.close()
 

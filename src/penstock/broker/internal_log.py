@@ -18,6 +18,7 @@ from penstock.broker.partition import Partition
 from penstock.model.errors import Fault
 from penstock.records.batch import HEADER_BYTES, Batch
 from penstock.records.builder import NewRecord, build_batch, build_run
+from penstock.storage.log import PartitionLog
 
 LOAD_SLICE_S = 0.002
 """How long replaying may hold the loop at a time."""
@@ -67,6 +68,14 @@ class InternalLog:
         log = self._partition.log
         if log is None:
             return
+        log.replays += 1
+        try:
+            await self._replay(log, take, readers)
+        finally:
+            log.replays -= 1
+
+    @staticmethod
+    async def _replay(log: PartitionLog, take: Callable[[Batch], None], readers: Executor) -> None:
         loop = asyncio.get_running_loop()
         deadline = time.monotonic() + LOAD_SLICE_S
         for segment in list(log.segments):

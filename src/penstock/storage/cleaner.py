@@ -2,7 +2,7 @@
 
     1. map     the dirty part of the log: key -> offset of its last record, until the map is full
     2. filter  every closed segment from the start to where the map ends: a record stays if the map has no later one
-    3. write   what stays, in groups of segments that fit one, beside the old files as `.cleaned`, synced
+    3. write   what stays, in groups of segments that fit one, beside the old files as `.<id>.cleaned`, synced
 
 It runs in a niced child process (storage/cleaner_process.py) on files that no longer change; the broker then swaps them in
 (storage/swap.py). What stays keeps its offset, its timestamp and its batch; batches are taken apart only here.
@@ -36,6 +36,11 @@ WRITE_BYTES = 1024 * 1024
 CLEANED = ".cleaned"
 
 
+def cleaned_tag(cleaning_id: str) -> str:
+    """What follows the usual name of a file that this cleaning wrote."""
+    return f".{cleaning_id}{CLEANED}"
+
+
 class SourceSegment(msgspec.Struct, frozen=True):
     base_offset: int
     size: int
@@ -44,6 +49,8 @@ class SourceSegment(msgspec.Struct, frozen=True):
 class CleaningJob(msgspec.Struct, frozen=True):
     """What to clean. Paths as text: the job travels to the child as JSON."""
 
+    id: str
+    """Unique, and part of the names of the new files: no other cleaning's files can be taken for them."""
     directory: str
     segments: tuple[SourceSegment, ...]
     """Closed segments from the log's start on, in order; all are filtered."""
@@ -63,6 +70,8 @@ class CleaningJob(msgspec.Struct, frozen=True):
 
 class CleaningResult(msgspec.Struct, frozen=True):
     new_segments: tuple[SourceSegment, ...]
+    new_files: dict[str, int]
+    """The sizes of the files of the new segments, by the names they are to have."""
     old_base_offsets: tuple[int, ...]
     """The segments that the new ones replace: those that begin before the map ended."""
     cleaned_to_offset: int
@@ -85,6 +94,7 @@ class Cleaner:
         self._last: dict[bytes, int] = {}
         self._aborted = _AbortedRanges(job.aborted)
         self._producers_with_data: set[int] = set()
+        self._new_files: dict[str, int] = {}
         self._read = 0
         self._kept = 0
 
@@ -99,6 +109,7 @@ class Cleaner:
                 new.append(written)
         return CleaningResult(
             tuple(new),
+            self._new_files,
             tuple(source.base_offset for source in sources),
             cleaned_to,
             self._read,
@@ -189,14 +200,17 @@ class Cleaner:
 
     def _write_group(self, group: list[SourceSegment], cleaned_to: int) -> SourceSegment | None:
         """Filter some segments into one new one, under the first one's name; None when nothing stays."""
-        output = _Output(self._disk, self._directory, group[0].base_offset, self._job.index_interval_bytes)
+        tag = cleaned_tag(self._job.id)
+        output = _Output(self._disk, self._directory, group[0].base_offset, tag, self._job.index_interval_bytes)
         for source in group:
             for batch in self._batches(source):
                 stays = self._filtered(batch, cleaned_to)
                 if stays is not None:
                     output.add(stays if isinstance(stays, Batch) else Batch(memoryview(stays)))
             output.add_aborted(self._directory / f"{source.base_offset:020d}.txnindex")
-        return output.close()
+        written = output.close()
+        self._new_files |= output.files
+        return written
 
     def _batches(self, source: SourceSegment) -> Iterator[Batch]:
         """The batches of a closed segment; damage stops the cleaning."""
@@ -205,6 +219,8 @@ class Cleaner:
             yield batch
         if scan.damage is not None:
             raise DamagedLog(f"{scan.path.name}: {scan.damage}")
+        if scan.end_position != source.size:
+            raise DamagedLog(f"{scan.path.name} has {scan.end_position} bytes, expected {source.size}")
 
 
 class _AbortedRanges:
@@ -225,15 +241,13 @@ class _AbortedRanges:
 class _Output:
     """A new segment under construction: batches out in large writes, indexes with them."""
 
-    def __init__(self, disk: Disk, directory: Path, base_offset: int, index_interval_bytes: int) -> None:
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, tag: str, index_interval_bytes: int) -> None:
         self._disk = disk
+        self._tag = tag
         self._interval = index_interval_bytes
-        self._segment = Segment(disk, FileCache(disk, 4), directory, base_offset)
-        for holder in (self._segment, self._segment.offsets, self._segment.times):
-            holder.path = holder.path.with_name(holder.path.name + CLEANED)
-        for path in (self._segment.path, self._segment.offsets.path, self._segment.times.path):
-            disk.remove(path)
+        self._segment = Segment(disk, FileCache(disk, 4), directory, base_offset, tag=tag)
         self._file = disk.open(self._segment.path, create=True)
+        self.files: dict[str, int] = {}
         self._waiting: list[Batch] = []
         self._waiting_bytes = 0
         self._aborted = b""
@@ -260,14 +274,16 @@ class _Output:
         if segment.size == 0:
             self._disk.remove(segment.path)
             return None
+        log, index, time_index, transactions = segment.paths()
         for path, entries in segment.index_tail(2**62, closing=True):
             self._disk.append_to(path, entries)
+        for path in (log, index, time_index):
+            self._disk.sync(self._disk.open(path, create=True))
+        written = [log, index, time_index]
         if self._aborted:
-            name = segment.path.name.replace(".log", ".txnindex")
-            self._disk.replace_whole(segment.path.with_name(name), self._aborted)
-        for path in (segment.path, segment.offsets.path, segment.times.path):
-            file = self._disk.open(path, create=True)
-            self._disk.sync(file)
+            self._disk.replace_whole(transactions, self._aborted)
+            written.append(transactions)
+        self.files = {path.name.removesuffix(self._tag): self._disk.size(path) for path in written}
         return SourceSegment(segment.base_offset, segment.size)
 
 

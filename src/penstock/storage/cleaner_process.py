@@ -12,8 +12,7 @@ import sys
 
 import msgspec
 
-from penstock.records.batch import BatchError
-from penstock.storage.cleaner import Cleaner, CleaningJob, CleaningResult, DamagedLog
+from penstock.storage.cleaner import Cleaner, CleaningJob, CleaningResult
 
 NICENESS = 19
 
@@ -35,7 +34,7 @@ def reply_to(line: bytes) -> Reply:
     try:
         job = msgspec.json.decode(line, type=CleaningJob)
         return Reply(result=Cleaner(job).run())
-    except (OSError, DamagedLog, BatchError, msgspec.DecodeError) as error:
+    except Exception as error:  # noqa: BLE001 (whatever it is, it is this log's: the next job must not suffer from it)
         return Reply(error=f"{type(error).__name__}: {error}")
 
 

@@ -67,6 +67,8 @@ class DataDirectory:
         self.shared_sync: SharedSync | None = shared_sync(path) if disk is None else None
         """Opened before anything is written. A disk of the caller's own syncs every file by itself."""
         self._trash_lock = threading.Lock()
+        self.folder_lock = threading.Lock()
+        """Held while a thread changes files of a partition by name, so that the folder does not change hands meanwhile."""
         self._offline: dict[str, LogBounds] = {}
         """Logs that are not served: what is known of them is kept for the next start."""
         self._checkpointed = b""
@@ -267,7 +269,8 @@ class DataDirectory:
     def trash(self, name: str) -> None:
         """Take a partition's folder out of sight; `empty_trash` deletes it."""
         self._offline.pop(name, None)
-        self.disk.rename(self.path / name, self.path / _TRASH / uuid.uuid4().hex)
+        with self.folder_lock:
+            self.disk.rename(self.path / name, self.path / _TRASH / uuid.uuid4().hex)
 
     def empty_trash(self) -> None:
         with self._trash_lock:

@@ -34,6 +34,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_CHUNK_BYTES = 1024 * 1024
 UNREADABLE_REMEMBERED_S = 1.0
 """After that the disk is asked again."""
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class DiskFull(OSError):
@@ -266,6 +267,27 @@ class Disk:
 
     def rename(self, old: Path, new: Path) -> None:
         self.system_calls.rename(old, new)
+
+    def link(self, path: Path, name: Path) -> None:
+        """Give a file a second name. A file system without hard links (exFAT, some network mounts) gets a copy."""
+        try:
+            self.system_calls.link(path, name)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self._copy(path, name)
+
+    def _copy(self, path: Path, name: Path) -> None:
+        aside = name.with_name(name.name + ".tmp")
+        source = self.open_to_read(path)
+        copy = self.open(aside, create=True)
+        self.truncate(copy, 0)
+        done = 0
+        while data := self.read_at(source, done, _READ_CHUNK_BYTES):
+            self.write_at(copy, done, (data,), len(data))
+            done += len(data)
+        self.sync(copy)
+        self.rename(aside, name)
 
     def append_to(self, path: Path, data: Buffer) -> None:
         """Append all of `data` to a file, created if there is none, or nothing."""

@@ -105,9 +105,11 @@ class PartitionLog:
         "name",
         "on_roll",
         "producerless_offset",
+        "replays",
         "segments",
         "swapping",
         "topic_id",
+        "withdrawn",
     )
 
     def __init__(
@@ -146,6 +148,10 @@ class PartitionLog:
         """Deleted files and when to unlink them (file.delete.delay.ms)."""
         self.swapping = False
         """While files of cleaned segments are put in place: no segment is dropped, which can wait."""
+        self.replays = 0
+        """Readers that hold segments while they wait: no segment is replaced under them, which can wait too."""
+        self.withdrawn = False
+        """The topic is deleted: the folder's name may belong to another log."""
         self.topic_id: uuid.UUID = ZERO_ID
         self.producerless_offset = 0
         """Below it no producer is to be remembered: whoever replays the log for them may begin here."""
@@ -489,16 +495,24 @@ class PartitionLog:
         oldest = [segment.base_offset for segment in self.segments[: len(base_offsets)]]
         return oldest == list(base_offsets) and len(base_offsets) < len(self.segments)
 
-    def replace_segments(self, count: int, new: list[Segment]) -> None:
-        """The files of the oldest `count` segments were swapped for those of `new`."""
-        old = self.segments[:count]
-        self._files.forget(path for segment in (*old, *new) for path in segment.paths())
+    def replace_segments(self, count: int, new: list[Segment]) -> list[Segment]:
+        """Read from `new` instead of the oldest `count` segments. Those are returned, for the file cache to forget."""
+        replaced = self.segments[:count]
         self.segments = [*new, *self.segments[count:]]
+        for segment in replaced:
+            segment.retire()
+        old = set(replaced)
         self._closed_bytes = sum(segment.size for segment in self.segments[:-1])
         self._places = {at: place for at, place in self._places.items() if place[0] not in old}
         if self.flushed_segment in old:
             self.flushed_segment = self.active
             self.flushed_position = 0 if self.dirty else self.active.size
+        return replaced
+
+    def end_swap(self) -> None:
+        """Segments may be dropped again; those that delete-records wanted to drop meanwhile go now."""
+        self.swapping = False
+        self.drop_segments(self._count_below_start())
 
     def _cut_epochs(self) -> None:
         """Not worth a failure: epochs that ended before the log starts do no harm."""

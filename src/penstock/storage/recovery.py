@@ -3,7 +3,7 @@
 After a clean stop the marker says where each log ended; sizes are compared and nothing of the log is read.
 
 After a crash:
-  1. list     the segments; a swap of cleaned segments is finished, left-overs of replaced and deleted files go
+  1. list     the segments; an unfinished swap of cleaned segments is undone, left-overs of replaced and deleted files go
   2. start    the log start offset from the checkpoint, at least the first segment's base offset
   3. resume   find the recovery point through the index, cutting index entries past it
   4. scan     every batch from there on, with CRC: what is whole stays, the first that is not ends the log (a torn tail)
@@ -36,6 +36,7 @@ from penstock.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, Bat
 from penstock.storage import swap
 from penstock.storage.epochs import EpochsDamaged, EpochStart, LeaderEpochs
 from penstock.storage.files import ChecksumMismatch, Disk, DiskFailed, FileCache
+from penstock.storage.legacy_swap import SwapRejected
 from penstock.storage.log import PartitionLog
 from penstock.storage.segment import Place, Segment
 from penstock.storage.sparse_index import IndexDamaged
@@ -138,16 +139,17 @@ def open_log(
         return _Recovery(disk, files, directory, config, report).run(segments, bounds, now_ms), report
     except FileNotFoundError as error:
         report.offline = "its folder is missing" if not disk.exists(directory) else str(error)
-    except (Damaged, ChecksumMismatch, msgspec.DecodeError, OSError) as error:
+    except (Damaged, SwapRejected, ChecksumMismatch, msgspec.DecodeError, OSError) as error:
         report.offline = str(error)
     return None, report
 
 
 def _segments_in(disk: Disk, files: FileCache, directory: Path, report: RecoveryReport) -> tuple[list[Segment], bool]:
-    """Pass 1: the segments by base offset, and whether a swap had to be finished."""
+    """Pass 1: the segments by base offset, and whether a swap had to be undone."""
     sizes = disk.sizes(directory)
-    swapped = swap.finish(disk, directory, sorted(sizes))
-    if swapped:
+    undone = swap.recover(disk, directory, sizes)
+    if undone is not None:
+        report.notes.append(undone)
         sizes = disk.sizes(directory)
     segments = []
     for name, size in sorted(sizes.items()):
@@ -159,7 +161,7 @@ def _segments_in(disk: Disk, files: FileCache, directory: Path, report: Recovery
         elif name.endswith(".log") and len(name) == 24 and name[:20].isdigit():
             segments.append(Segment(disk, files, directory, int(name[:20]), size))
     report.sizes = sizes
-    return segments, swapped
+    return segments, undone is not None
 
 
 def _without_dropped(disk: Disk, segments: list[Segment], log_start_offset: int) -> list[Segment]:

@@ -8,6 +8,8 @@ from penstock.storage.log import PartitionLog
 
 def expired_segments(log: PartitionLog, config: TopicConfig, high_watermark: int, now_ms: int) -> int:
     """How many segments from the start may be dropped; looks at no more than one that stays."""
+    if log.swapping:
+        return 0
     segments = log.segments
     excess = log.size_bytes - config.retention_bytes if config.retention_bytes >= 0 else -1
     count = 0

@@ -10,6 +10,7 @@ as a whole: they are rebuilt aside and replace the old ones when the walk over t
 from __future__ import annotations
 
 import contextlib
+import errno
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -56,6 +57,16 @@ class Rebuilding(Cold):
     """The indexes are being rebuilt, and the loop has others to serve: ask again, which continues the rebuild."""
 
 
+class _ReplacedFiles(FileCache):
+    """The files of segments that log cleaning replaced."""
+
+    def open(self, path: Path) -> LogFile:
+        raise DiskFailed(errno.ESTALE, f"{path}: the segment was replaced by log cleaning")
+
+
+_REPLACED = _ReplacedFiles(Disk(), 0)
+
+
 class Segment:
     __slots__ = (
         "_aside",
@@ -70,17 +81,22 @@ class Segment:
         "offsets",
         "path",
         "size",
+        "tag",
         "times",
     )
 
-    def __init__(self, disk: Disk, files: FileCache, directory: Path, base_offset: int, size: int = 0) -> None:
+    def __init__(
+        self, disk: Disk, files: FileCache, directory: Path, base_offset: int, size: int = 0, tag: str = ""
+    ) -> None:
         self._disk = disk
         self._files = files
         self._shortcut: Callable[[], LogFile | None] = _nothing
         self.base_offset = base_offset
-        self.path = directory / file_name(base_offset, ".log")
-        self.offsets = OffsetIndex(disk, directory / file_name(base_offset, ".index"))
-        self.times = TimeIndex(disk, directory / file_name(base_offset, ".timeindex"))
+        self.tag = tag
+        """Follows the usual name of each file, while log cleaning has the segment under another one."""
+        self.path = directory / file_name(base_offset, ".log" + tag)
+        self.offsets = OffsetIndex(disk, directory / file_name(base_offset, ".index" + tag))
+        self.times = TimeIndex(disk, directory / file_name(base_offset, ".timeindex" + tag))
         self.size = size
         self.created_ms = -1
         """Wall clock of the first append: what segment.ms counts from; -1 while empty or not known."""
@@ -106,7 +122,20 @@ class Segment:
         return self._disk.modified_ms(self.path)
 
     def paths(self) -> list[Path]:
-        return [self.path, self.offsets.path, self.times.path, self.path.with_suffix(".txnindex")]
+        transactions = self.path.with_name(file_name(self.base_offset, ".txnindex" + self.tag))
+        return [self.path, self.offsets.path, self.times.path, transactions]
+
+    def use_tag(self, tag: str) -> None:
+        """Find the files by other names from now on. Open files and loaded indexes stay valid."""
+        self._files.forget(self.paths())
+        self.tag = tag
+        self.path = self.path.with_name(file_name(self.base_offset, ".log" + tag))
+        self.offsets.path = self.path.with_name(file_name(self.base_offset, ".index" + tag))
+        self.times.path = self.path.with_name(file_name(self.base_offset, ".timeindex" + tag))
+
+    def retire(self) -> None:
+        """Never open the file by name again: the name may belong to another segment. A file that is open stays readable."""
+        self._files = _REPLACED
 
     # ------------------------------------------------------------------------------------------------ writing
 

@@ -84,6 +84,7 @@ class SystemCalls:
         self.sync_full: Callable[[int], None] = os.fsync
         """Of a directory, or of a small file with its name and size."""
         self.rename: Callable[[Path, Path], None] = os.replace
+        self.link: Callable[[Path, Path], None] = os.link
         self.unlink: Callable[[Path], None] = os.unlink
         self.make_directory: Callable[[Path, int], None] = os.mkdir
         self.remove_directory: Callable[[Path], None] = os.rmdir
