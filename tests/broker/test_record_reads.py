@@ -135,6 +135,24 @@ def test_a_record_behind_an_open_transaction_is_waited_for_until_its_flush_and_n
     asyncio.run(run())
 
 
+def test_records_are_readable_once_their_topic_stops_waiting_for_flushes(tmp_path: Path) -> None:
+    disk = CueDisk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, flush="acks") as engine:
+            disk.hold()
+            engine.append("t", 0, [batch_of(b"a")], Acks.LEADER)
+            await until(lambda: disk.syncs_waiting)
+            altering = engine.alter_configs({"t": {"penstock.flush": "os"}}, validate_only=False)
+            [altered] = await answer_of(altering)
+            assert altered.fault is Fault.NONE
+            found = engine.read_records("t", 0, 0, 10, 1 << 20)
+            assert isinstance(found, RecordsRead)
+            assert values(found) == [b"a"]
+
+    asyncio.run(run())
+
+
 def test_the_end_that_one_is_told_has_what_was_acknowledged_before(tmp_path: Path) -> None:
     disk = CueDisk()
 

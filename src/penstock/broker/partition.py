@@ -92,11 +92,9 @@ class Partition:
         self.aborted = AbortedTransactions()
         self.data_waiters: dict[DataWaiter, None] = {}
         self._flush_waiters: deque[tuple[int, Callable[[Fault], None]]] = deque()
-        self.high_watermark = 0
+        self.high_watermark = 0 if log is None else log.log_end_offset
         self._flush_seen_ms = 0
         self.configure(config, flush_policy)
-        if log is not None:
-            self.high_watermark = log.log_end_offset
 
     def configure(self, config: TopicConfig, flush_policy: str) -> None:
         self.config = config
@@ -111,6 +109,8 @@ class Partition:
         self.flush_within_ms = None if self.durable or config.flush_ms == _LONG_MAX else config.flush_ms
         if self.log is not None:
             self.log.config = config
+            if not self.durable:
+                self._advance(self.log.log_end_offset)  # records that waited for a flush under the old policy
 
     @property
     def online(self) -> bool:
