@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import Acks, Isolation, RecordsRead
 from penstock.broker.offsets import LATEST
+from penstock.broker.partition import Partition
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
 from penstock.records.builder import NewRecord, build_batch
+from penstock.records.control import Marker, MarkerKind
 from penstock.storage.files import Disk, LogFile
 from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, turns, until
 
@@ -131,6 +136,171 @@ def test_a_record_behind_an_open_transaction_is_waited_for_until_its_flush_and_n
             disk.release()
             found = await asyncio.wait_for(answer_of(waiting), 10)
             assert (found.fault, values(found), found.high_watermark) == (Fault.NONE, [], 0)
+
+    asyncio.run(run())
+
+
+def _open_transaction(partition: Partition, *values: bytes) -> None:
+    records = [NewRecord(1, None, value) for value in values]
+    batch = build_batch(records, producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    partition.append_own(batch, 1)
+
+
+def _partition(engine: EmbeddedEngine) -> Partition:
+    partition = engine.partition("t", 0)
+    assert partition is not None
+    return partition
+
+
+async def _flushed(engine: EmbeddedEngine, *values: bytes) -> None:
+    """Append and wait for the flush."""
+    [appended] = await answer_of(engine.append("t", 0, [batch_of(*values)], Acks.ALL))
+    assert appended.fault is Fault.NONE
+
+
+@pytest.mark.parametrize("flushed_before", [[], [b"safe"]], ids=["nothing flushed", "one flushed"])
+def test_multi_record_read_waits_for_the_pending_flush(tmp_path: Path, flushed_before: list[bytes]) -> None:
+    disk = CueDisk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, flush="acks") as engine:
+            if flushed_before:
+                await _flushed(engine, *flushed_before)
+            disk.hold()
+            engine.append("t", 0, [batch_of(b"a"), batch_of(b"b")], Acks.LEADER)
+            waiting = engine.read_records("t", 0, 0, 10, 1 << 20)
+            assert isinstance(waiting, Pending)
+            await until(lambda: disk.syncs_waiting)
+            await turns()
+            assert not waiting.done
+            disk.release()
+            found = await answer_of(waiting)
+            assert values(found) == [*flushed_before, b"a", b"b"]
+            assert found.next_offset == found.high_watermark == len(flushed_before) + 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("max_records", "max_bytes"), [(2, 1 << 20), (10, 2), (1, 1 << 20), (10, 1)])
+def test_read_that_reaches_its_own_limit_waits_for_no_flush(tmp_path: Path, max_records: int, max_bytes: int) -> None:
+    disk = CueDisk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, flush="acks") as engine:
+            await _flushed(engine, b"a", b"b")
+            disk.hold()
+            engine.append("t", 0, [batch_of(b"c")], Acks.LEADER)
+            for _ in range(2):  # from the file, then from the cache
+                found = engine.read_records("t", 0, 0, max_records, max_bytes)
+                assert isinstance(found, RecordsRead)
+                assert values(found) == [b"a", b"b"][: min(max_records, max_bytes)]
+
+    asyncio.run(run())
+
+
+def test_read_does_not_wait_for_records_appended_after_it(tmp_path: Path) -> None:
+    disk = CueDisk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, flush="acks") as engine:
+            partition = _partition(engine)
+            assert partition.log is not None
+            log = partition.log
+            left = 200
+
+            def append_more(_: Fault = Fault.NONE) -> None:
+                """Keep a flush pending, as producers under load do."""
+                nonlocal left
+                if left:
+                    left -= 1
+                    engine.append("t", 0, [batch_of(b"x")], Acks.LEADER)
+                    assert partition.when_flushed(log.log_end_offset, append_more)
+
+            disk.hold()
+            append_more()
+            waiting = engine.read_records("t", 0, 0, 10_000, 1 << 20)
+            assert isinstance(waiting, Pending)
+            seen: list[tuple[int, int]] = []
+            waiting.then(lambda found: seen.append((len(found.records), log.log_end_offset)))
+            disk.release()
+            await until(lambda: seen)
+            [(count, log_end_offset)] = seen
+            assert count == 1
+            assert log_end_offset > count, "the load paused, so the test shows nothing"
+
+    asyncio.run(run())
+
+
+def test_read_does_not_wait_for_a_flush_behind_an_open_transaction(tmp_path: Path) -> None:
+    disk = CueDisk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, flush="acks") as engine:
+            await _flushed(engine, b"before")
+            partition = _partition(engine)
+            _open_transaction(partition, b"undecided")
+            await until(lambda: partition.high_watermark == 2)
+            disk.hold()
+            engine.append("t", 0, [batch_of(b"behind")], Acks.LEADER)
+            found = engine.read_records("t", 0, 0, 10, 1 << 20)
+            assert isinstance(found, RecordsRead)
+            assert (values(found), found.next_offset) == ([b"before"], 1)
+
+    asyncio.run(run())
+
+
+def test_read_waits_for_the_flush_of_a_marker_that_ends_a_transaction(tmp_path: Path) -> None:
+    disk = CueDisk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, flush="acks") as engine:
+            await _flushed(engine, b"before")
+            partition = _partition(engine)
+            _open_transaction(partition, b"decided")
+            await until(lambda: partition.high_watermark == 2)
+            disk.hold()
+            partition.append_marker(Marker(MarkerKind.COMMIT, 0), 7, 0, 1, 1)
+            waiting = engine.read_records("t", 0, 0, 10, 1 << 20)
+            assert isinstance(waiting, Pending)
+            disk.release()
+            assert values(await answer_of(waiting)) == [b"before", b"decided"]
+
+    asyncio.run(run())
+
+
+def test_read_of_a_log_that_failed_gives_what_was_flushed(tmp_path: Path) -> None:
+    disk = CueDisk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, flush="acks") as engine:
+            await _flushed(engine, b"safe")
+            disk.hold()
+            disk.sync_error = errno.EIO
+            engine.append("t", 0, [batch_of(b"lost")], Acks.LEADER)
+            waiting = engine.read_records("t", 0, 0, 10, 1 << 20)
+            assert isinstance(waiting, Pending)
+            disk.release()
+            for found in (await answer_of(waiting), await read(engine, 0, 10)):
+                assert (found.fault, values(found), found.next_offset) == (Fault.NONE, [b"safe"], 1)
+            assert values(await read(engine, 1, 10)) == []
+
+    asyncio.run(run())
+
+
+def test_read_of_large_values_waits_for_the_pending_flush(tmp_path: Path) -> None:
+    disk = CueDisk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, flush="acks") as engine:
+            await _flushed(engine, b"x" * 300_000)
+            disk.hold()
+            engine.append("t", 0, [batch_of(b"y" * 300_000), batch_of(b"z" * 300_000)], Acks.LEADER)
+            waiting = engine.read_records("t", 0, 0, 10, 1 << 20, large=True)
+            assert isinstance(waiting, Pending)
+            alone = engine.read_records("t", 0, 0, 1, 1 << 20, large=True)
+            assert isinstance(alone, RecordsRead)
+            disk.release()
+            assert [large.offset for large in (await answer_of(waiting)).larges] == [0, 1, 2]
 
     asyncio.run(run())
 

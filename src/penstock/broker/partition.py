@@ -125,6 +125,23 @@ class Partition:
         start = 0 if self.log is None else self.log.log_start_offset
         return min(max(undecided, start), self.high_watermark)
 
+    def awaits_flush(self, offset: int, written: int) -> bool:
+        """Whether a read of committed records from `offset` stops short of records that a pending flush will show.
+
+        `written` is the log end offset at the time of the request. A read that reaches the last stable offset before its
+        own limit asks this, and waits for that flush once. So an acknowledged record is in every later answer, and
+        neither later appends nor an open transaction delay the reader. Kafka's fetch of whole batches does not ask: it
+        returns what is below the high watermark, and a client that wants more polls again.
+        """
+        log = self.log
+        if log is None or self.high_watermark >= written or offset >= written:
+            return False
+        if offset >= self.high_watermark:
+            return True
+        first_open = self.producers.first_open_offset
+        # the marker of a transaction holds the last stable offset back until it is flushed
+        return first_open is None or self.last_stable_offset < max(first_open, log.log_start_offset)
+
     # ------------------------------------------------------------------------------------------------ appending
 
     def append(self, views: Sequence[memoryview], now_ms: int) -> tuple[list[Appended], int]:
@@ -392,13 +409,18 @@ class Partition:
         self._flush_waiters.append((offset, callback))
         return True
 
-    def once_readable(self, ask: Callable[[], T]) -> T | Pending[T]:
-        """What `ask` says when all that is written by now can be read: at once, or when its flush has ended."""
+    def once_readable(self, ask: Callable[[], T], written: int | None = None) -> T | Pending[T]:
+        """What `ask` says when all that is written by now, or below `written`, can be read: at once, or when its flush
+        has ended."""
         log = self.log
-        if log is None or self.high_watermark >= log.log_end_offset:
+        if log is None:
+            return ask()
+        if written is None:
+            written = log.log_end_offset
+        if self.high_watermark >= written:
             return ask()
         waiting: Pending[T] = Pending()
-        if self.when_flushed(log.log_end_offset, lambda _: waiting.complete(ask())):
+        if self.when_flushed(written, lambda _: waiting.complete(ask())):
             return waiting
         return ask()
 

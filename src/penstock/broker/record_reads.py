@@ -1,13 +1,15 @@
 """Reading records instead of batches, for dialects that hand out records: committed ones only, through the cache.
 
 Nothing here waits on the loop. A batch that is not in memory, or that is large and compressed, is fetched and unpacked on a
-reader thread; a record that is written but not flushed yet is waited for; at the end of the log the caller may wait for
-more.
+reader thread. A read that would stop at the high watermark before its own limit, while records behind it are being flushed,
+waits for that flush, once. No answer has records that were appended after its request, unless the caller asked to wait
+for them at the end of the log.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -51,6 +53,10 @@ class _Slow(Exception):
         self.place = place
 
 
+class _Unflushed(Exception):
+    """The read ends at the high watermark, short of records that were written before it and are being flushed."""
+
+
 class _Wanted(NamedTuple):
     """What a reader asks of a partition."""
 
@@ -60,6 +66,8 @@ class _Wanted(NamedTuple):
     large: bool
     keys: bool
     max_wait_ms: int
+    written: int
+    """The log end offset at the time of the request: later records belong to later answers."""
     waits_for_flush: bool = True
 
 
@@ -98,23 +106,23 @@ class RecordReads:
             at_hand = self._at_hand(partition, offset, max_records, max_bytes, keys)
             if at_hand is not None:
                 return at_hand
-        return self._read(partition, _Wanted(offset, max_records, max_bytes, large, keys, max_wait_ms))
+        written = 0 if partition.log is None else partition.log.log_end_offset
+        return self._read(partition, _Wanted(offset, max_records, max_bytes, large, keys, max_wait_ms, written))
 
     def _read(self, partition: Partition, wanted: _Wanted) -> RecordsRead | Pending[RecordsRead]:
         try:
             found = self._look(partition, wanted)
         except (Cold, _Slow) as slow:
             return self._later(slow, partition, wanted)
-        if found.fault is not Fault.NONE or found.first is not None:
-            return found
-        log = partition.log
-        if wanted.waits_for_flush and log is not None and wanted.offset < log.log_end_offset:
-            # Once: what comes behind it may be as fresh, and an open transaction may hide all of it.
-            again = wanted._replace(waits_for_flush=False)
-            flushed = partition.once_readable(lambda: None)
+        except _Unflushed:
+            again = wanted._replace(waits_for_flush=False)  # once: under load there is always a flush under way
+            flushed = partition.once_readable(lambda: None, wanted.written)
             if isinstance(flushed, Pending):
                 return self._when(flushed, partition, again)
-        return found if wanted.max_wait_ms <= 0 else self._when_more(partition, wanted)
+            return self._read(partition, again)
+        if found.fault is not Fault.NONE or found.first is not None or wanted.max_wait_ms <= 0:
+            return found
+        return self._when_more(partition, wanted)
 
     def _when(self, waited: Pending[Any], partition: Partition, wanted: _Wanted) -> Pending[RecordsRead]:
         """Look again when that has come."""
@@ -165,11 +173,12 @@ class RecordReads:
         return None
 
     def _look(self, partition: Partition, wanted: _Wanted) -> RecordsRead:
-        offset, max_records, max_bytes, large, keys, _, _ = wanted
+        """The records that can be read now. Raises Cold, _Slow and _Unflushed."""
+        offset, max_records, max_bytes, large, keys, _, written, _ = wanted
         log = partition.log
         if log is None:
             return RecordsRead(Fault.STORAGE_ERROR)
-        start, end = log.log_start_offset, partition.last_stable_offset
+        start, end = log.log_start_offset, min(partition.last_stable_offset, written)
         if not start <= offset <= log.log_end_offset:
             return RecordsRead(Fault.OFFSET_OUT_OF_RANGE, (), offset, start, end)
         records: list[Record] = []
@@ -192,13 +201,14 @@ class RecordReads:
                 at = batch.last_offset + 1
             else:
                 at = end
+            _check_flushed(partition, wanted)
         except (Cold, _Slow):
             if not records:
                 raise
             at = records[-1].offset + 1  # what is at hand is an answer; the next read fetches on
         except _Large as at_batch:
             if not records:
-                larges = _larges(log, at_batch, wanted, max(at, at_batch.header.base_offset), end)
+                larges = _larges(partition, log, at_batch, wanted, max(at, at_batch.header.base_offset), end)
                 if not larges:
                     return self._look(partition, wanted._replace(large=False))
                 return RecordsRead(Fault.NONE, (), larges[-1].offset + 1, start, end, larges)
@@ -301,7 +311,7 @@ class RecordReads:
         topic, index = partition.id
         offset = max(wanted.offset, partition.last_stable_offset)
         waited = self._reads.read([Read(topic, index, offset, 1)], 1, 1, wanted.max_wait_ms, Isolation.READ_COMMITTED)
-        again = wanted._replace(max_wait_ms=0)
+        again = wanted._replace(max_wait_ms=0, written=sys.maxsize, waits_for_flush=False)
         return self._when(waited, partition, again) if isinstance(waited, Pending) else self._read(partition, again)
 
 
@@ -310,7 +320,14 @@ def _weight(record: Record, keys: bool) -> int:
     return size + len(record.key) if keys and record.key is not None else size
 
 
-def _larges(log: PartitionLog, first: _Large, wanted: _Wanted, offset: int, end: int) -> list[LargeRecord]:
+def _check_flushed(partition: Partition, wanted: _Wanted) -> None:
+    if wanted.waits_for_flush and partition.awaits_flush(wanted.offset, wanted.written):
+        raise _Unflushed
+
+
+def _larges(
+    partition: Partition, log: PartitionLog, first: _Large, wanted: _Wanted, offset: int, end: int
+) -> list[LargeRecord]:
     """The records with large values from `offset` on, in the batch `first` and those behind it; up to the first other."""
     found: list[LargeRecord] = []
     size = 0
@@ -325,12 +342,15 @@ def _larges(log: PartitionLog, first: _Large, wanted: _Wanted, offset: int, end:
                 offset = record.offset + 1
                 if size >= wanted.max_bytes or len(found) >= wanted.max_records:
                     return found
-            located = log.locate(offset) if header.last_offset < offset < end else None
-            if located is None:
+            if header.last_offset >= offset:
+                return found  # a record that is not to be had so
+            located = log.locate(offset) if offset < end else None
+            if located is None or located[1].base_offset >= end:
+                _check_flushed(partition, wanted)
                 return found
             segment, position = located[0], located[1].position
             header = Batch.of_header(segment.read_span_now(position, HEADER_BYTES))
-            if header.base_offset >= end or not has_large_values(header):
+            if not has_large_values(header):
                 return found
             offset = max(offset, header.base_offset)
     except Cold:

@@ -276,12 +276,15 @@ class ProducerTable:
         return producer_id in self._open
 
     @property
+    def first_open_offset(self) -> int | None:
+        """The start of the earliest transaction that no marker has ended, or None."""
+        return next(iter(self._open.values())) if self._open else None
+
+    @property
     def first_undecided_offset(self) -> int | None:
         """Where stable data ends, or None: the start of the earliest transaction that is open, or whose marker is not
         below the high watermark. The last stable offset is the smaller of this and the high watermark."""
-        first: int | None = None
-        if self._open:
-            first = next(iter(self._open.values()))
+        first = self.first_open_offset
         if self._completed:
             unflushed = min(self._completed)[0]
             if first is None or unflushed < first:

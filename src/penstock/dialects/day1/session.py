@@ -228,16 +228,14 @@ class Day1Session:
         log = partition.log
         if log is None:
             return [error_answer(errors.fetch_error(Fault.STORAGE_ERROR))]
-        # While it waits for a flush, produces behind it are performed: a request sees nothing of what came after it.
-        end = log.log_end_offset
         first = max(offset, log.log_start_offset)
         # What items have beside key and value is counted here and not by the broker: the second may be one too many.
         found = engine.read_records(
             topic, index, first, items_max, min(max_bytes, room) - ITEM_OVERHEAD_BYTES, large=True
         )
         if isinstance(found, Pending):
-            return found.map(lambda read: _fetched(read, end, max_bytes, room))
-        return _fetched(found, end, max_bytes, room)
+            return found.map(lambda read: _fetched(read, max_bytes, room))
+        return _fetched(found, max_bytes, room)
 
     # ------------------------------------------------------------------------------------------------ bytes out
 
@@ -277,8 +275,8 @@ def _answer_run(run: ProduceRun, result: RunAppended) -> bytes:
     return produce_answers(result.base_offset, counts[:written]) + refused * (len(counts) - written)
 
 
-def _fetched(read: RecordsRead, end: int, max_bytes: int, room: int) -> list[Chunk]:
-    """The records below `end` that fit, by the strict rule: not even the first may be larger than what was asked for. A
+def _fetched(read: RecordsRead, max_bytes: int, room: int) -> list[Chunk]:
+    """The records that fit, by the strict rule: not even the first may be larger than what was asked for. A
     record that no answer could hold is an error that names it, so that the reader can step over it."""
     if read.fault is not Fault.NONE:
         if read.fault is Fault.OFFSET_OUT_OF_RANGE:
@@ -287,8 +285,6 @@ def _fetched(read: RecordsRead, end: int, max_bytes: int, room: int) -> list[Chu
     parts: list[Chunk] = []
     size = count = 0
     for record in read.larges or read.records:
-        if record.offset >= end:
-            break
         key, value = record.key or b"", b"" if record.value is None else record.value
         item_bytes = ITEM_OVERHEAD_BYTES + len(key) + len(value)
         if len(key) > KEY_BYTES_MAX or item_bytes > room:
