@@ -102,7 +102,7 @@ class EmbeddedEngine:
         self._by_log: dict[PartitionLog, Partition] = {}
         self._reads = Reads(self._loop, self._find, self._readers, directory.disk)
         self.read = self._reads.read
-        self._record_reads = RecordReads(self._loop, self._reads, self._readers, self._partitions)
+        self._record_reads = RecordReads(self._loop, self._reads, self._readers, self._partitions, directory.disk)
         self.read_records = self._record_reads.read
         self._producer_ids = ProducerIds(directory)
         self._producer_ids_lock = asyncio.Lock()

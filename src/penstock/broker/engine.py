@@ -103,6 +103,8 @@ class RecordsRead(NamedTuple):
     """Where committed records end: the last stable offset."""
     larges: Sequence[LargeRecord] = ()
     """Instead of `records`, when the caller takes large ones so."""
+    text: str = ""
+    """What is wrong, where it is more than the fault says; `next_offset` is then the next readable offset."""
 
     @property
     def first(self) -> Record | LargeRecord | None:

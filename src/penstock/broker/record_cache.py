@@ -32,11 +32,11 @@ class DecodedBatch:
     __slots__ = (
         "_data",
         "_dense",
-        "_header",
         "_starts",
         "_whole",
         "base_offset",
         "cost_bytes",
+        "header",
         "is_control",
         "is_transactional",
         "last_offset",
@@ -55,7 +55,7 @@ class DecodedBatch:
         self.was_read = False
         """Since the cache last looked."""
         self._data = unpacked(batch)
-        self._header = Batch.of_header(memoryview(bytes(batch.view[:HEADER_BYTES])))
+        self.header = Batch.of_header(memoryview(bytes(batch.view[:HEADER_BYTES])))
         self._starts: array[int] | None = None
         self._whole: list[Record] | None = None
         """All records, of a small batch, and where log cleaning took some: there, offsets do not say where they are."""
@@ -63,7 +63,7 @@ class DecodedBatch:
         self._dense = count == batch.last_offset_delta + 1
         self.cost_bytes = BATCH_OVERHEAD_BYTES + len(self._data)
         if not self._dense:
-            self._whole = list(records_from(self._header, self._data))
+            self._whole = list(records_from(self.header, self._data))
             self.cost_bytes += DECODED_RECORD_BYTES * count
         elif count <= DECODED_RECORDS_MAX:
             self.cost_bytes += DECODED_RECORD_BYTES * count
@@ -77,7 +77,7 @@ class DecodedBatch:
         data = self._data
         at = 0
         try:
-            for _ in range(self._header.count):
+            for _ in range(self.header.count):
                 add(at)
                 raw = data[at]
                 if raw < 0x80:
@@ -102,16 +102,16 @@ class DecodedBatch:
         """The records from that offset on."""
         index = max(0, offset - self.base_offset)
         whole = self._whole
-        if whole is None and self._header.count <= DECODED_RECORDS_MAX:
-            whole = self._whole = list(records_from(self._header, self._data))
+        if whole is None and self.header.count <= DECODED_RECORDS_MAX:
+            whole = self._whole = list(records_from(self.header, self._data))
         if whole is not None:
             return iter(whole[index if self._dense else bisect_left(whole, offset, key=_offset_of) :])
         if index == 0:
-            return records_from(self._header, self._data)
+            return records_from(self.header, self._data)
         starts = self._starts or self.find_starts()
         if index >= len(starts):
             return iter(())
-        return records_from(self._header, self._data, starts[index], index)
+        return records_from(self.header, self._data, starts[index], index)
 
 
 class RecordCache:

@@ -4,53 +4,76 @@ Nothing here waits on the loop. A batch that is not in memory, or that is large 
 reader thread. A read that would stop at the high watermark before its own limit, while records behind it are being flushed,
 waits for that flush, once. No answer has records that were appended after its request, unless the caller asked to wait
 for them at the end of the log.
+
+No answer has a record of a batch whose CRC is wrong. A read gives the records before such a batch, and the read that starts
+at it fails with a text that names the offset and the next readable one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from penstock.broker.engine import Isolation, LargeRecord, Read, RecordsRead
-from penstock.broker.large_values import has_large_values, large_records
+from penstock.broker.batch_checks import BatchChecks, Unchecked, Unreadable, Verdict, examine, next_readable
+from penstock.broker.engine import Isolation, Read, RecordsRead
+from penstock.broker.large_values import LargeBatch, Limits, has_large_values, read_larges
 from penstock.broker.partition import Partition
 from penstock.broker.reads import Reads
 from penstock.broker.record_cache import DecodedBatch, RecordCache
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending, settle
-from penstock.records.batch import HEADER_BYTES, Batch, BatchError, whole_batches
+from penstock.records.batch import Batch, BatchError, whole_batches
 from penstock.records.record import Record
-from penstock.storage.files import Cold, DiskFailed
+from penstock.storage.files import Cold, Disk
 from penstock.storage.log import PartitionLog
 from penstock.storage.segment import Place, Segment
 
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
 UNPACK_ON_LOOP_BYTES_MAX = 32 * 1024
 """Larger compressed batches are unpacked on a thread: about a tenth of a millisecond each."""
+READ_ON_LOOP_BYTES_MAX = 1024 * 1024
+"""Larger plain batches are read and checked on a thread: about a third of a millisecond each."""
 SPAN_BYTES = 16 * 1024
 """One read of a log of small batches."""
 AT_HAND_BYTES_MAX = 2 * 1024
 """Whoever asks for no more gets it from one batch most often, and loses little when not."""
 
 
+class _SoFar(NamedTuple):
+    """What a read has found when it has to wait for a thread, and goes on from there."""
+
+    records: Sequence[Record]
+    size: int
+    at: int
+
+
+_NOTHING = _SoFar((), 0, -1)
+
+
 class _Large(Exception):
     """The batch has large values, which the caller takes as ranges of the file."""
 
-    def __init__(self, segment: Segment, position: int, header: Batch) -> None:
-        self.segment = segment
-        self.position = position
-        self.header = header
+    def __init__(self, batch: LargeBatch) -> None:
+        self.batch = batch
 
 
 class _Slow(Exception):
     """The batch has to be fetched or unpacked elsewhere first."""
 
-    def __init__(self, segment: Segment, place: Place) -> None:
+    def __init__(self, segment: Segment, position: int, header: Batch) -> None:
         self.segment = segment
-        self.place = place
+        self.position = position
+        self.header = header
+        self.so_far = _NOTHING
+        """What the read found before it."""
 
 
 class _Unflushed(Exception):
@@ -69,6 +92,7 @@ class _Wanted(NamedTuple):
     written: int
     """The log end offset at the time of the request: later records belong to later answers."""
     waits_for_flush: bool = True
+    so_far: _SoFar = _NOTHING
 
 
 class RecordReads:
@@ -78,14 +102,17 @@ class RecordReads:
         reads: Reads,
         readers: ThreadPoolExecutor,
         partitions: Mapping[tuple[str, int], Partition],
+        disk: Disk,
     ) -> None:
         self._loop = loop
         self._partitions = partitions
         self._reads = reads
         self._readers = readers
+        self._disk = disk
         self._cache = RecordCache()
-        self._unpacking: dict[tuple[Segment, int], list[Callable[[Future[DecodedBatch]], None]]] = {}
-        """Who waits for batches that a thread is unpacking."""
+        self._checks = BatchChecks(disk)
+        self._under_way: dict[Hashable, list[Callable[[BaseException | None], None]]] = {}
+        """The reads that wait for a thread, by what it does."""
 
     def read(
         self,
@@ -112,7 +139,7 @@ class RecordReads:
     def _read(self, partition: Partition, wanted: _Wanted) -> RecordsRead | Pending[RecordsRead]:
         try:
             found = self._look(partition, wanted)
-        except (Cold, _Slow) as slow:
+        except (Cold, _Slow, Unchecked) as slow:
             return self._later(slow, partition, wanted)
         except _Unflushed:
             again = wanted._replace(waits_for_flush=False)  # once: under load there is always a flush under way
@@ -168,13 +195,13 @@ class RecordReads:
                 records.append(record)
                 if size >= max_bytes or len(records) >= max_records:
                     return RecordsRead(Fault.NONE, records, record.offset + 1, start, end)
-        except BatchError:
-            return RecordsRead(Fault.STORAGE_ERROR, (), offset, start, end)
+        except BatchError as error:
+            return self._failed(log, offset, end, Unreadable(segment, Verdict(str(error)), batch.header))
         return None
 
     def _look(self, partition: Partition, wanted: _Wanted) -> RecordsRead:
-        """The records that can be read now. Raises Cold, _Slow and _Unflushed."""
-        offset, max_records, max_bytes, large, keys, _, written, _ = wanted
+        """The records that can be read now. Raises Cold, _Slow, Unchecked and _Unflushed."""
+        offset, max_records, max_bytes, large, keys, _, written, _, so_far = wanted
         log = partition.log
         if log is None:
             return RecordsRead(Fault.STORAGE_ERROR)
@@ -184,6 +211,9 @@ class RecordReads:
         records: list[Record] = []
         size = 0
         at = offset
+        if so_far is not _NOTHING:
+            records, size, at = list(so_far.records), so_far.size, so_far.at
+        batch: DecodedBatch | None = None
         try:
             for batch in self._batches(log, at, large_below=end if large else 0):
                 if batch.base_offset >= end:
@@ -202,21 +232,47 @@ class RecordReads:
             else:
                 at = end
             _check_flushed(partition, wanted)
-        except (Cold, _Slow):
+        except _Slow as slow:
+            slow.so_far = _SoFar(records, size, at)
+            raise
+        except Cold:
             if not records:
                 raise
             at = records[-1].offset + 1  # what is at hand is an answer; the next read fetches on
-        except _Large as at_batch:
+        except _Large as large_one:
             if not records:
-                larges = _larges(partition, log, at_batch, wanted, max(at, at_batch.header.base_offset), end)
-                if not larges:
-                    return self._look(partition, wanted._replace(large=False))
-                return RecordsRead(Fault.NONE, (), larges[-1].offset + 1, start, end, larges)
+                return self._look_at_larges(partition, log, large_one.batch, max(at, start), end, wanted)
             at = records[-1].offset + 1
-        except (DiskFailed, BatchError):
+        except (OSError, BatchError, Unreadable) as error:
             if not records:
-                return RecordsRead(Fault.STORAGE_ERROR, (), offset, start, end)
+                segment = log.segments[log.segment_at(at)]
+                return self._failed(log, at, end, _damage(segment, error, batch))
+            at = records[-1].offset + 1  # the next read meets it again and says so
         return RecordsRead(Fault.NONE, records, min(at, end), start, end)
+
+    def _look_at_larges(
+        self, partition: Partition, log: PartitionLog, first: LargeBatch, offset: int, end: int, wanted: _Wanted
+    ) -> RecordsRead:
+        offset = max(offset, first.header.base_offset)
+        limits = Limits(end, wanted.max_records, wanted.max_bytes, wanted.keys)
+        try:
+            larges, up_to_end = read_larges(log, first, offset, limits, self._checks)
+        except (OSError, Unreadable) as error:
+            return self._failed(log, offset, end, _damage(first.segment, error))
+        if not larges:
+            return self._look(partition, wanted._replace(large=False))
+        if up_to_end:
+            _check_flushed(partition, wanted)
+        return RecordsRead(Fault.NONE, (), larges[-1].offset + 1, log.log_start_offset, end, larges)
+
+    def _failed(self, log: PartitionLog, offset: int, end: int, damage: Unreadable) -> RecordsRead:
+        """The answer to a read whose first record cannot be served."""
+        if damage.header is not None:
+            offset = max(offset, damage.header.base_offset)
+        next_offset = next_readable(log, damage, offset)
+        self._checks.warn(log, damage, offset, next_offset)
+        text = f"record at offset {offset} {damage.problem}; next readable offset is {next_offset}"
+        return RecordsRead(Fault.STORAGE_ERROR, (), next_offset, log.log_start_offset, end, text=text)
 
     def _batches(self, log: PartitionLog, offset: int, large_below: int) -> Iterator[DecodedBatch]:
         """The decoded batches from the one that holds `offset` on. Raises Cold and _Slow, and _Large at a batch of large
@@ -243,9 +299,9 @@ class RecordReads:
         for batch in self._span(segment, position, large_below):
             try:
                 decoded = DecodedBatch(batch)
-            except BatchError:
+            except BatchError as error:
                 if first:
-                    raise
+                    raise Unreadable(segment, Verdict(str(error)), batch, position) from None
                 return  # it is told to those who ask for it
             self._cache.put(segment, decoded)
             first = False
@@ -253,13 +309,13 @@ class RecordReads:
 
     @staticmethod
     def _span(segment: Segment, position: int, large_below: int) -> Iterator[Batch]:
-        """The batches that one read brings, at least one. A large compressed one is left to a thread."""
+        """The batches that one read brings, at least one. A large one is left to a thread."""
         span = segment.read_span_now(position, min(SPAN_BYTES, segment.size - position))
         header = Batch.of_header(span)
         if header.base_offset < large_below and has_large_values(header):
-            raise _Large(segment, position, header)
-        if header.compression and header.size > UNPACK_ON_LOOP_BYTES_MAX:
-            raise _Slow(segment, Place(position, header.size, header.base_offset, header.last_offset, -1, -1))
+            raise _Large(LargeBatch(segment, position, header))
+        if header.size > (UNPACK_ON_LOOP_BYTES_MAX if header.compression else READ_ON_LOOP_BYTES_MAX):
+            raise _Slow(segment, position, header)
         if header.size > len(span):
             span = segment.read_span_now(position, header.size)
         for batch in whole_batches(span):
@@ -278,33 +334,77 @@ class RecordReads:
 
     # ------------------------------------------------------------------------------------------------ later
 
-    def _later(self, slow: Cold | _Slow, partition: Partition, wanted: _Wanted) -> Pending[RecordsRead]:
+    def _later(self, slow: Cold | _Slow | Unchecked, partition: Partition, wanted: _Wanted) -> Pending[RecordsRead]:
         answer: Pending[RecordsRead] = Pending()
         if isinstance(slow, Cold):
             self._reads.warm(slow, partial(self._again, answer, partition, wanted))
-            return answer
-        key = slow.segment, slow.place.base_offset
+        elif isinstance(slow, _Slow):
+            self._unpack(slow, answer, partition, wanted)
+        else:
+            self._check(slow, answer, partition, wanted)
+        return answer
 
-        def unpacked(done: Future[DecodedBatch]) -> None:
-            if done.exception() is None:
-                self._cache.put(slow.segment, done.result())
-            for then in self._unpacking.pop(key):
-                then(done)
+    def _unpack(self, slow: _Slow, answer: Pending[RecordsRead], partition: Partition, wanted: _Wanted) -> None:
+        """Go on with the batch when a thread has unpacked it, or without it when that failed."""
+        segment, position, header, so_far = slow.segment, slow.position, slow.header, slow.so_far
 
-        def go_on_with(done: Future[DecodedBatch]) -> None:
-            if done.exception() is None:
+        def ended(error: BaseException | None) -> None:
+            log = partition.log
+            if error is None:
+                self._again(answer, partition, wanted._replace(so_far=so_far))
+            elif log is None:
+                answer.complete(RecordsRead(Fault.STORAGE_ERROR, (), wanted.offset))
+            elif so_far.records:
+                start, end = log.log_start_offset, partition.last_stable_offset
+                next_offset = so_far.records[-1].offset + 1
+                answer.complete(RecordsRead(Fault.NONE, so_far.records, next_offset, start, end))
+            else:
+                verdict = Verdict(str(error) or repr(error), is_corrupt=isinstance(error, BatchError))
+                damage = Unreadable(segment, verdict, header, position)
+                answer.complete(self._failed(log, wanted.offset, partition.last_stable_offset, damage))
+
+        place = Place(position, header.size, header.base_offset, header.last_offset, -1, -1)
+        unpack = partial(_unpacked, segment, place)
+        self._on_thread((segment, position), unpack, partial(self._cache.put, segment), ended)
+
+    def _check(self, slow: Unchecked, answer: Pending[RecordsRead], partition: Partition, wanted: _Wanted) -> None:
+        """Go on when a thread has checked the batches."""
+        stretches = slow.stretches
+
+        def ended(error: BaseException | None) -> None:
+            if error is None:
                 self._again(answer, partition, wanted)
             else:
+                logger.error("%s: a check of batches failed", partition.id, exc_info=error)
                 answer.complete(RecordsRead(Fault.STORAGE_ERROR, (), wanted.offset))
 
-        waiting = self._unpacking.get(key)
+        key = stretches[0].file, stretches[0].position, len(stretches)
+        self._on_thread(key, partial(examine, self._disk, stretches), partial(self._checks.note, stretches), ended)
+
+    def _on_thread(
+        self,
+        key: Hashable,
+        work: Callable[[], T],
+        keep: Callable[[T], None],
+        ended: Callable[[BaseException | None], None],
+    ) -> None:
+        """Do `work` on a reader thread, once however many reads need it, and `keep` its result on the loop."""
+        waiting = self._under_way.get(key)
         if waiting is not None:
-            waiting.append(go_on_with)
-            return answer
-        self._unpacking[key] = [go_on_with]
-        unpacking = self._readers.submit(_unpacked, slow.segment, slow.place)
-        unpacking.add_done_callback(lambda done: self._loop.call_soon_threadsafe(unpacked, done))
-        return answer
+            waiting.append(ended)
+            return
+        waiting = self._under_way[key] = [ended]
+
+        def came(done: Future[T]) -> None:
+            del self._under_way[key]
+            error = done.exception()
+            if error is None:
+                keep(done.result())
+            for callback in waiting:
+                callback(error)
+
+        working = self._readers.submit(work)
+        working.add_done_callback(lambda done: self._loop.call_soon_threadsafe(came, done))
 
     def _when_more(self, partition: Partition, wanted: _Wanted) -> RecordsRead | Pending[RecordsRead]:
         """Wait as a fetch does, then look again, once."""
@@ -325,38 +425,16 @@ def _check_flushed(partition: Partition, wanted: _Wanted) -> None:
         raise _Unflushed
 
 
-def _larges(
-    partition: Partition, log: PartitionLog, first: _Large, wanted: _Wanted, offset: int, end: int
-) -> list[LargeRecord]:
-    """The records with large values from `offset` on, in the batch `first` and those behind it; up to the first other."""
-    found: list[LargeRecord] = []
-    size = 0
-    segment, position, header = first.segment, first.position, first.header
-    try:
-        while True:
-            for record in large_records(segment, position, header, offset):
-                size += len(record.value) + (len(record.key or b"") if wanted.keys else 0)
-                if found and size > wanted.max_bytes:
-                    return found
-                found.append(record)
-                offset = record.offset + 1
-                if size >= wanted.max_bytes or len(found) >= wanted.max_records:
-                    return found
-            if header.last_offset >= offset:
-                return found  # a record that is not to be had so
-            located = log.locate(offset) if offset < end else None
-            if located is None or located[1].base_offset >= end:
-                _check_flushed(partition, wanted)
-                return found
-            segment, position = located[0], located[1].position
-            header = Batch.of_header(segment.read_span_now(position, HEADER_BYTES))
-            if not has_large_values(header):
-                return found
-            offset = max(offset, header.base_offset)
-    except Cold:
-        if not found:
-            raise
-        return found
+def _damage(
+    segment: Segment, error: OSError | BatchError | Unreadable, batch: DecodedBatch | None = None
+) -> Unreadable:
+    """What is known of the failure of a look: a record of `batch` that cannot be decoded, or whatever the disk said."""
+    if isinstance(error, Unreadable):
+        return error
+    if isinstance(error, BatchError):
+        assert batch is not None, "the records of a batch are decoded"
+        return Unreadable(segment, Verdict(str(error)), batch.header)
+    return Unreadable(segment, Verdict(str(error), is_corrupt=False))
 
 
 def _unpacked(segment: Segment, place: Place) -> DecodedBatch:

@@ -48,5 +48,8 @@ PARTITIONS_MAX = 100_000
 DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024
 """What one batch may unpack to when the broker has to look inside."""
 
+CHECKED_BATCHES_MAX = 65_536
+"""Batches of large values that are remembered as checked, over all open files: about 100 bytes each."""
+
 HEADERS_PER_RECORD_MAX = 10_000
 """Kafka has no bound; a decoded header costs about 200 bytes."""

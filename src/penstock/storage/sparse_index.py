@@ -78,6 +78,15 @@ class OffsetIndex:
         at = bisect_right(offsets, relative_offset) - 1
         return (offsets[at], positions[at]) if at >= 0 else (0, 0)
 
+    def above(self, relative_offset: int, count: int) -> list[tuple[int, int]]:
+        """Up to `count` entries above `relative_offset`, in order."""
+        offsets, positions = self._load()
+        at = bisect_right(offsets, relative_offset)
+        found = list(zip(offsets[at : at + count], positions[at : at + count], strict=True))
+        at = bisect_right(self._tail_offsets, relative_offset)
+        left = at + count - len(found)
+        return found + list(zip(self._tail_offsets[at:left], self._tail_positions[at:left], strict=True))
+
     def last(self) -> tuple[int, int] | None:
         if self._tail_offsets:
             return self._tail_offsets[-1], self._tail_positions[-1]

@@ -281,7 +281,7 @@ def _fetched(read: RecordsRead, max_bytes: int, room: int) -> list[Chunk]:
     if read.fault is not Fault.NONE:
         if read.fault is Fault.OFFSET_OUT_OF_RANGE:
             return [_EMPTY_FETCH]
-        return [error_answer(errors.fetch_error(read.fault))]
+        return [error_answer(errors.fetch_error(read.fault, read.text))]
     parts: list[Chunk] = []
     size = count = 0
     for record in read.larges or read.records:

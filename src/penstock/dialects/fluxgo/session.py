@@ -257,7 +257,7 @@ def _consumed(read: RecordsRead, offset: int, frame_bytes_max: int) -> Consumed:
     if read.fault is not Fault.NONE:
         if _is_before_start(read, offset):
             return _gone(offset, read.log_start_offset)
-        return errors.consume_error(read.fault)
+        return errors.consume_error(read.fault, read.text)
     record = read.first
     if record is not None:
         if record.offset != offset:

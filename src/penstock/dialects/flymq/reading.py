@@ -60,7 +60,7 @@ def consume(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any
             if offset < read.log_start_offset:
                 raise _gone(offset, read.log_start_offset)
             raise BrokerError(Fault.OFFSET_OUT_OF_RANGE, "EOF")
-        checked(read.fault)
+        checked(read.fault, read.text)
         record = read.first
         if record is None:
             if read.next_offset > offset:
@@ -103,7 +103,7 @@ def fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
         if read.fault is Fault.OFFSET_OUT_OF_RANGE:
             # Below the log start the records are gone; past the end there are none yet.
             return look(read.log_start_offset) if offset < read.log_start_offset else _rows([], asked)
-        checked(read.fault)
+        checked(read.fault, read.text)
         next_offset = max(read.next_offset, offset)
         rows: list[bytes] = []
         for record in read.records:
@@ -197,7 +197,7 @@ def api_fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> A
 
 
 def _fetched(read: RecordsRead, there: Partition, bytes_max: int, frame_bytes_max: int, lead_bytes: int) -> Payload:
-    checked(read.fault)
+    checked(read.fault, read.text)
     if read.larges:
         count, parts = large_batches(read.larges, bytes_max, frame_bytes_max, lead_bytes)
         return InParts([_FETCHED.pack(there.high_watermark, count), *parts])

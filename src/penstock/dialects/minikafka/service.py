@@ -162,7 +162,7 @@ class MiniKafkaService:
 
         def taken(partition: int, read: RecordsRead) -> Found:
             if read.fault not in (Fault.NONE, Fault.OFFSET_OUT_OF_RANGE):
-                return Refusal(read.fault.value)
+                return Refusal(f"partition {partition}: {read.text}" if read.text else read.fault.value)
             record = read.first
             if record is None or 0 <= to_offset < record.offset:
                 return None

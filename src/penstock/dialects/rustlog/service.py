@@ -124,7 +124,7 @@ class RustLogService:
         is_json = request.form is Form.JSON
         if found.fault is not Fault.NONE:
             if found.fault is not Fault.OFFSET_OUT_OF_RANGE:
-                return Refusal(found.fault)
+                return Refusal(found.fault, found.text)
             if offset >= found.log_start_offset:
                 return Fetched((), self._log_end(request) if is_json else offset)
             if is_json:
