@@ -295,14 +295,27 @@ class Topics:
             return results
 
     async def _save(self, entries: dict[TopicName, TopicEntry]) -> None:
-        payload = catalogue.encode(entries)
-        await self._off_loop(lambda: self._directory.write_state(catalogue.FILE_NAME, payload))
+        payload, before = catalogue.encode(entries), catalogue.encode(self._entries)
+        await self._off_loop(lambda: self._write(payload, before))
         self._entries = entries
         self._names_by_id = {entry.id.bytes: entry.name for entry in entries.values()}
         self._configs = {name: config for name, config in self._configs.items() if name in entries}
         self.version += 1
         if self.on_change is not None:
             self.on_change()
+
+    def _write(self, payload: bytes, before: bytes) -> None:
+        """Write the catalogue; after an error the file is as it was."""
+        try:
+            self._directory.write_state(catalogue.FILE_NAME, payload)
+        except OSError:
+            # The error may have come after the file was replaced. Then the next start would find a change that was
+            # refused: a topic gone to which records were written since.
+            try:
+                self._directory.write_state(catalogue.FILE_NAME, before)
+            except OSError as error:
+                logger.error("the catalogue may hold a change that was refused, until the next one is saved: %s", error)
+            raise
 
     @staticmethod
     def _off_loop(work: Callable[[], _T]) -> Awaitable[_T]:
