@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -90,5 +91,30 @@ def test_a_change_that_was_refused_has_not_happened_after_a_restart(tmp_path: Pa
                 break
             number += 1
         assert refused > 4
+
+    run(body)
+
+
+def test_a_folder_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Path, origin: Path) -> None:
+    """The room of all others is free when a topic was deleted."""
+
+    async def body() -> None:
+        shutil.copytree(origin, tmp_path / "data")
+        disk = FaultDisk()
+        engine, _ = open_engine(tmp_path / "data", disk)
+
+        def refuse() -> None:
+            name, path, _ = disk.calls[-1]
+            if name == "rename" and path.name == "old-0":
+                raise OSError(errno.EIO, "on cue")
+
+        disk.arm(None)
+        disk.before = refuse
+        [deleted] = await answer_of(engine.delete_topics(["old"]))
+        assert deleted.fault is Fault.NONE
+        assert (tmp_path / "data" / "old-0").exists()
+        assert not (tmp_path / "data" / "old-1").exists()
+        assert not list((tmp_path / "data" / ".trash").iterdir())
+        await engine.stop()
 
     run(body)

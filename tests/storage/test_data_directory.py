@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import uuid
 from pathlib import Path
 
@@ -463,3 +464,21 @@ def test_after_a_clean_stop_the_checkpoint_knows_as_much_as_the_marker(tmp_path:
         found = open_log(again, **SMALL)
         assert (found.log_start_offset, values_of(found, again.disk)) == (start, VALUES[start:])
         crash(again)
+
+
+def test_trash_that_cannot_be_removed_does_not_keep_the_rest(tmp_path: Path) -> None:
+    class Stubborn(Disk):
+        def remove_directory(self, path: Path) -> None:
+            if path == stuck:
+                raise OSError(errno.EIO, "on cue", str(path))
+            super().remove_directory(path)
+
+    directory = DataDirectory(tmp_path, disk=Stubborn())
+    for name in ("a-0", "b-0", "c-0"):
+        directory.create_log(name, TOPIC_ID, config())
+        directory.trash(name)
+    stuck, *_ = sorted((tmp_path / ".trash").iterdir())
+    with pytest.raises(OSError, match="on cue"):
+        directory.empty_trash()
+    assert list((tmp_path / ".trash").iterdir()) == [stuck]
+    crash(directory)

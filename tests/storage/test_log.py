@@ -409,3 +409,27 @@ def test_flush_without_a_free_descriptor_is_refused_and_can_be_retried(tmp_path:
     assert (log.failure, log.flushed_offset, log.flush_refused) == (None, 3, None)
     assert {segment.path.name for segment in log.segments} <= set(synced)
     assert len(synced) == len(set(synced))
+
+
+def test_a_deleted_file_that_cannot_be_unlinked_is_tried_again(tmp_path: Path) -> None:
+    class Stubborn(Disk):
+        refuses = True
+
+        def remove(self, path: Path) -> None:
+            if self.refuses and path.name == "00000000000000000000.log.deleted":
+                raise OSError(errno.EIO, "on cue", str(path))
+            super().remove(path)
+
+    disk = Stubborn()
+    log = new_log(tmp_path / "t-0", disk, segment_bytes=100, index_interval_bytes=10, file_delete_delay_ms=0)
+    append(log, *[[b"%d" % n * 20] for n in range(5)])
+    flush(log, disk)
+    log.drop_segments(2)
+    log.delete_dropped(log.log_start_offset, NOW_MS)
+    assert list(log.directory.glob("*.deleted"))
+    with pytest.raises(OSError, match="on cue"):
+        log.sweep_doomed(NOW_MS)
+    assert [path.name for path in log.directory.glob("*.deleted")] == ["00000000000000000000.log.deleted"]
+    disk.refuses = False
+    log.sweep_doomed(NOW_MS)
+    assert not list(log.directory.glob("*.deleted"))

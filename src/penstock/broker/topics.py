@@ -211,10 +211,13 @@ class Topics:
 
     def _throw_away(self, folders: list[str]) -> None:
         """The topics are gone with their entries in the catalogue; folders that stay are a nuisance, not a fault."""
-        try:
-            for folder in folders:
+        for folder in folders:
+            try:
                 if self._directory.disk.exists(self._directory.path / folder):
                     self._directory.trash(folder)
+            except OSError as error:
+                logger.error("folder %s of a deleted topic cannot be removed: %s", folder, error)
+        try:
             self._directory.empty_trash()
         except OSError as error:
             logger.error("folders of deleted topics cannot be removed: %s", error)

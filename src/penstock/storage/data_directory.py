@@ -273,9 +273,16 @@ class DataDirectory:
             self.disk.rename(self.path / name, self.path / _TRASH / uuid.uuid4().hex)
 
     def empty_trash(self) -> None:
+        """Delete what was thrown away. What cannot be deleted stays, does not keep the rest, and is raised at the end."""
+        failure: OSError | None = None
         with self._trash_lock:
             for name in self.disk.names(self.path / _TRASH):
-                self.disk.remove_directory(self.path / _TRASH / name)
+                try:
+                    self.disk.remove_directory(self.path / _TRASH / name)
+                except OSError as error:
+                    failure = error
+        if failure is not None:
+            raise failure
 
     def refuse_lost_catalogue(self, name: str) -> None:
         """There is no catalogue, so there can be no records: StartError if there are."""

@@ -520,10 +520,20 @@ class PartitionLog:
             self.epochs.cut_start(self.log_start_offset)
 
     def sweep_doomed(self, now_ms: int) -> None:
-        """Unlink what is due. What cannot be unlinked is tried again by the next call."""
-        for entry in [entry for entry in self.doomed if entry[0] <= now_ms]:
-            self._disk.remove(entry[1])
-            self.doomed.remove(entry)
+        """Unlink what is due. A file that cannot be unlinked is tried again next time, and raised at the end."""
+        failure: OSError | None = None
+        left = []
+        for at, path in self.doomed:
+            try:
+                if at <= now_ms:
+                    self._disk.remove(path)
+                    continue
+            except OSError as error:
+                failure = error
+            left.append((at, path))
+        self.doomed = left
+        if failure is not None:
+            raise failure
 
     @property
     def size_bytes(self) -> int:
