@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from pathlib import Path
@@ -287,3 +288,59 @@ def test_a_thousand_partitions_live_on_64_open_files(tmp_path: Path) -> None:
 
     asyncio.run(run(0))
     asyncio.run(run(1))
+
+
+def test_a_partition_that_cannot_be_checkpointed_does_not_keep_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        disk = CueDisk()
+        async with engine_on(tmp_path, disk) as engine:
+            await answer_of(engine.create_topics([NewTopic("u", 1, 1, {})], validate_only=False))
+            for topic in ("t", "u"):
+                fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+                (done,) = await answer_of(engine.append(topic, 0, [batch_of(b"x", **fields)], -1))
+                assert done.fault is Fault.NONE, done
+
+            def refuse(operation: str, path: Path) -> None:
+                if path.parent.name == "t-0":
+                    raise OSError(errno.EIO, "on cue", str(path))
+
+            disk.refuse = refuse
+            await engine.housekeeping.checkpoint()
+            disk.refuse = None
+            assert list((tmp_path / "u-0").glob("*.snapshot"))
+            assert b'"u-0":[1,' in (tmp_path / "checkpoint").read_bytes()
+            [warning] = [record for record in caplog.records if "t-0" in record.getMessage()]
+            assert warning.levelname == "WARNING"
+            await engine.housekeeping.checkpoint()
+            assert list((tmp_path / "t-0").glob("*.snapshot"))
+
+    asyncio.run(run())
+
+
+def test_a_partition_whose_segments_cannot_be_deleted_does_not_keep_the_others(tmp_path: Path) -> None:
+    async def run() -> None:
+        disk = CueDisk()
+        configs = {"segment.bytes": "200"}
+        async with engine_on(tmp_path, disk, configs=configs) as engine:
+            await answer_of(engine.create_topics([NewTopic("u", 1, 1, configs)], validate_only=False))
+            for topic in ("t", "u"):
+                for number in range(4):
+                    (done,) = await answer_of(engine.append(topic, 0, [batch_of(b"%d" % number * 100)], -1))
+                    assert done.fault is Fault.NONE, done
+                log_of(engine, topic).drop_segments(2)
+
+            def refuse(operation: str, path: Path) -> None:
+                if operation == "rename" and path.parent.name == "t-0":
+                    raise OSError(errno.EIO, "on cue", str(path))
+
+            disk.refuse = refuse
+            await engine.housekeeping.checkpoint()
+            disk.refuse = None
+            assert not (tmp_path / "u-0" / "00000000000000000000.log").exists()
+            assert (tmp_path / "t-0" / "00000000000000000000.log").exists()
+            await engine.housekeeping.checkpoint()
+            assert not (tmp_path / "t-0" / "00000000000000000000.log").exists()
+
+    asyncio.run(run())

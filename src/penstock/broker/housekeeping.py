@@ -106,7 +106,7 @@ class Housekeeping:
                 try:
                     log.delete_dropped(log_start_offset, now_ms)
                 except OSError as error:
-                    logger.error("%s: deleting old segments failed, will be retried: %s", log.name, error)
+                    logger.warning("%s: deleting old segments failed, will be retried: %s", log.name, error)
 
     def _store_caches(self, partition: Partition, log: PartitionLog) -> bool:
         """Store index entries and producers, if there are new ones. Recovery does without them, so a log that cannot store
@@ -114,7 +114,7 @@ class Housekeeping:
         try:
             return log.active.store_indexes(log.flushed_offset) | self.store_snapshot(partition)
         except OSError as error:
-            logger.error("%s: storing the index or the producers failed, will be retried: %s", log.name, error)
+            logger.warning("%s: storing the index or the producers failed, will be retried: %s", log.name, error)
             return True
 
     def store_snapshot(self, partition: Partition) -> bool:
