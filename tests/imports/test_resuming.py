@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from penstock import Broker
 from penstock.client.kafka import LATEST, KafkaClient, KafkaSettings
 from penstock.imports import installing, online, run
+from penstock.imports.engine import ImportFailed
 from penstock.imports.installing import _place
 from penstock.imports.progress import PartitionProgress, Step
 from penstock.imports.run import Import, ImportRequest
@@ -102,11 +105,11 @@ def test_a_kill_between_the_brokers_files_and_the_folders_is_completed_by_the_ne
     request = ImportRequest("day1", root)
     placed: list[str] = []
 
-    def place_or_die(disk: Disk, folder: Path, log: Staged) -> None:
+    def place_or_die(disk: Disk, folder: Path, log: Staged, topic_id: uuid.UUID) -> None:
         if placed:
             raise Killed
         placed.append(log.name)
-        _place(disk, folder, log)
+        _place(disk, folder, log, topic_id)
 
     with monkeypatch.context() as patched:
         patched.setattr(installing, "_place", place_or_die)
@@ -153,3 +156,32 @@ def test_two_imports_at_once_with_one_progress_folder_are_refused(broker: Broker
     with pytest.raises(ProgressError, match="another import is at work"):
         Import(request).into_broker(KafkaSettings.of(broker.bootstrap), broker.bootstrap)
     held.release()
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+@pytest.mark.parametrize("how", ["kill", "error"])
+def test_an_import_that_ends_between_two_renames_is_completed_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int, how: str
+) -> None:
+    """The broker's empty folder is in the trash, and the log is not in its place."""
+    root, data_dir = tmp_path / "s", tmp_path / "data"
+    values = _source(root, "one", 50, 10)
+    done = 0
+
+    class Ending(Disk):
+        def rename(self, old: Path, new: Path) -> None:
+            nonlocal done
+            if done == renames:
+                raise Killed if how == "kill" else OSError(errno.EIO, "on cue")
+            done += 1
+            super().rename(old, new)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(installing, "Disk", Ending)
+        with pytest.raises((Killed, ImportFailed)):
+            Import(ImportRequest("day1", root)).into_directory(data_dir, opener(data_dir))
+    report = Import(ImportRequest("day1", root)).into_directory(data_dir, opener(data_dir))
+    assert report.verified
+    with Broker(data_dir) as broker, KafkaClient(broker.bootstrap) as client:
+        assert [record.value for record in read_all(client, "one", 0, 0, 50)] == values
+    assert not (data_dir / "one-0" / "staged.json").exists()

@@ -19,11 +19,11 @@ import msgspec
 
 from penstock.imports.engine import ImportFailed
 from penstock.imports.staging import DONE, Staged
+from penstock.storage.data_directory import METADATA_FILE, partition_metadata
 from penstock.storage.files import ChecksumMismatch, DirectoryLock, Disk, read_checked, write_checked
 from penstock.storage.recovery import LogBounds, LogState
 
 _CLEAN_STOP, _CHECKPOINT, _LEADER_EPOCH, _PRODUCER_IDS = "clean-stop", "checkpoint", "leader-epoch", "producer-ids"
-_METADATA = "partition.metadata"
 _TRASH = ".trash"
 _T = TypeVar("_T")
 
@@ -45,7 +45,7 @@ def install(data_dir: Path, logs: Sequence[Staged], topic_ids: dict[str, uuid.UU
         if marker is not None:  # there is none when the broker could not serve all logs: then it looks at each
             write_checked(disk, data_dir / _CLEAN_STOP, msgspec.json.encode(marker | states))
         for log in logs:
-            _place(disk, data_dir, log)
+            _place(disk, data_dir, log, topic_ids[log.name])
         disk.sync_directory(data_dir)
     except (OSError, ChecksumMismatch) as error:
         raise ImportFailed(f"{data_dir} cannot be written: {error}") from None
@@ -53,16 +53,17 @@ def install(data_dir: Path, logs: Sequence[Staged], topic_ids: dict[str, uuid.UU
         lock.release()
 
 
-def _place(disk: Disk, data_dir: Path, log: Staged) -> None:
-    """The staged folder takes the place of the broker's empty one; done before if it is gone."""
+def _place(disk: Disk, data_dir: Path, log: Staged, topic_id: uuid.UUID) -> None:
+    """The staged folder takes the place of the broker's empty one. A run that ended before may have done any part of it."""
     staged, place = Path(log.folder), data_dir / log.name
     if not staged.exists():
         return
-    disk.replace_whole(staged / _METADATA, disk.read_whole(place / _METADATA))
-    disk.make_directory(data_dir / _TRASH)
-    disk.rename(place, data_dir / _TRASH / uuid.uuid4().hex)
-    disk.remove(staged / DONE)
+    disk.replace_whole(staged / METADATA_FILE, partition_metadata(topic_id))
+    if place.exists():
+        disk.make_directory(data_dir / _TRASH)
+        disk.rename(place, data_dir / _TRASH / uuid.uuid4().hex)
     disk.rename(staged, place)
+    disk.remove(place / DONE)
 
 
 def _state(log: Staged, topic_id: uuid.UUID) -> LogState:

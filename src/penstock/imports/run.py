@@ -273,8 +273,12 @@ class Import:
 
     def _in_place(self, data_dir: Path) -> set[TopicPartition]:
         """What a run before this one had put in place already: the broker may have appended to it since."""
-        places = map(self._place, self._with_records())
-        return {place for place in places if any(one.stat().st_size for one in list_segments(data_dir / str(place)))}
+        found = set()
+        for place in map(self._place, self._with_records()):
+            folder = data_dir / str(place)  # missing when that run ended between two renames
+            if folder.exists() and any(one.stat().st_size for one in list_segments(folder)):
+                found.add(place)
+        return found
 
     def _place(self, survey: Survey) -> TopicPartition:
         topic, number = self._plan.target(survey.partition)

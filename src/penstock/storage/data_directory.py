@@ -38,6 +38,7 @@ from penstock.storage.shared_sync import SharedSync, shared_sync
 
 logger = logging.getLogger("penstock.storage")
 
+METADATA_FILE = "partition.metadata"
 _TRASH = ".trash"
 _STRAY = ".stray"
 _PARTITION = re.compile(r".+-\d+")
@@ -244,8 +245,7 @@ class DataDirectory:
         self.disk.open(segment.path, create=True)
         # a flush of the deleted log before it may have opened that path again
         self.files.forget([segment.path])
-        encoded = base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
-        self.disk.replace_whole(directory / "partition.metadata", f"version: 0\ntopic_id: {encoded}".encode())
+        self.disk.replace_whole(directory / METADATA_FILE, partition_metadata(topic_id))
         log = PartitionLog(self.disk, self.files, directory, config, [segment], 0, 0, -1)
         log.topic_id = topic_id
         return log
@@ -301,6 +301,11 @@ class DataDirectory:
             for name in self.disk.names(self.path)
             if not name.startswith(".") and name not in names and self.disk.is_directory(self.path / name)
         ]
+
+
+def partition_metadata(topic_id: uuid.UUID) -> bytes:
+    """The content of the file that says which topic a partition's folder belongs to, in Kafka's format."""
+    return b"version: 0\ntopic_id: " + base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=")
 
 
 def _bounds_of(log: PartitionLog, closed_segments: int = UNKNOWN, closed_bytes: int = UNKNOWN) -> LogBounds:
