@@ -74,6 +74,39 @@ class CueDisk(Disk):
         return super().open(path, create=create)
 
 
+class BadSectorDisk(Disk):
+    """Bytes in `bad` of a file whose path has `where` in it cannot be read: they never get into the page cache, a read
+    that begins before them ends there, and one that begins in them fails."""
+
+    def __init__(self, where: str = "/t-0/") -> None:
+        super().__init__()
+        self.where = where
+        self.bad = range(0)
+        self.failed_reads = 0
+        self._real_read = self.system_calls.read
+        self._real_read_now = self.system_calls.read_now
+        self.system_calls.read = self._read
+        self.system_calls.read_now = self._read_now
+
+    def _read(self, fd: int, length: int, position: int) -> bytes:
+        if self._meets(fd, position, length):
+            if position < self.bad.start:
+                return self._real_read(fd, self.bad.start - position, position)
+            self.failed_reads += 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return self._real_read(fd, length, position)
+
+    def _read_now(self, fd: int, buffer: bytearray, position: int) -> int:
+        if self._meets(fd, position, len(buffer)):
+            raise BlockingIOError
+        return self._real_read_now(fd, buffer, position)
+
+    def _meets(self, fd: int, position: int, length: int) -> bool:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        is_log = path.endswith(".log") and self.where in path
+        return is_log and position < self.bad.stop and self.bad.start < position + length
+
+
 def full_for(*operations: str) -> Callable[[str, Path], None]:
     """A `refuse` that has no room for these operations."""
 

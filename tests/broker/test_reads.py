@@ -19,7 +19,7 @@ from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import Marker, MarkerKind
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.files import Disk, LogFile
-from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, turns, until
+from tests.broker.failing_disk import BadSectorDisk, CueDisk, answer_of, batch_of, engine_on, turns, until
 from tests.storage.logs import records_of
 from tests.storage.simulated_disk import SimulatedDisk
 
@@ -381,6 +381,36 @@ def test_data_that_never_gets_warm_is_an_error_not_a_hang(tmp_path: Path, cold_d
             cold_disk.cold = False
 
     asyncio.run(run())
+
+
+def test_a_partition_that_the_disk_does_not_give_fails_alone_and_soon(tmp_path: Path) -> None:
+    disk = BadSectorDisk("/t-1/")
+
+    async def body() -> None:
+        async with engine_on(tmp_path, disk) as engine:
+            await answer_of(engine.add_partitions([("t", 3)], validate_only=False))
+            for partition in range(3):
+                await write(engine, partition, [b"v%d" % partition], [b"w"])
+            forget_places(engine)
+            disk.bad = range(512)
+            reads = [Read("t", partition, 0, PLENTY) for partition in range(3)]
+            good, bad, also_good = await now(engine, *reads)
+            assert values(disk, good) == [b"v0", b"w"]
+            assert (bad.fault, bad.records) == (Fault.STORAGE_ERROR, None)
+            assert (bad.high_watermark, bad.log_start_offset) == (2, 0)
+            assert values(disk, also_good) == [b"v2", b"w"]
+            assert disk.failed_reads < 5
+
+    asyncio.run(body())
+
+
+def forget_places(engine: EmbeddedEngine) -> None:
+    """Let the logs look positions up in their files, as they do for what was written long ago."""
+    for partition in range(3):
+        found = engine.partition("t", partition)
+        assert found is not None
+        assert found.log is not None
+        found.log._places.clear()
 
 
 class Never(set[Any]):

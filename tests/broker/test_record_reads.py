@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,8 @@ from penstock.model.errors import Fault
 from penstock.model.pending import Pending
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import Marker, MarkerKind
-from penstock.storage.files import Disk, LogFile
-from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, turns, until
+from penstock.storage.files import Cold, Disk, LogFile
+from tests.broker.failing_disk import BadSectorDisk, CueDisk, answer_of, batch_of, engine_on, turns, until
 
 
 class CountingDisk(Disk):
@@ -136,6 +137,57 @@ def test_a_record_behind_an_open_transaction_is_waited_for_until_its_flush_and_n
             disk.release()
             found = await asyncio.wait_for(answer_of(waiting), 10)
             assert (found.fault, values(found), found.high_watermark) == (Fault.NONE, [], 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("into", [0, 30], ids=["from the batch's first byte", "from inside the batch"])
+def test_record_that_the_disk_does_not_give_is_an_error_and_later_ones_are_not(tmp_path: Path, into: int) -> None:
+    disk = BadSectorDisk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, flush="os") as engine:
+            batches = [batch_of(b"%05d" % at * 2_000) for at in range(6)]
+            size = len(batches[0])
+            engine.append("t", 0, batches, 1)
+            disk.bad = range(3 * size + into, 3 * size + into + 512)
+            for offset in (0, 1, 2, 4, 5):
+                assert values(await read(engine, offset)) == [b"%05d" % offset * 2_000]
+            assert (await read(engine, 0, 10)).next_offset == 3
+            found = await read(engine, 3)
+            assert (found.fault, found.records) == (Fault.STORAGE_ERROR, ())
+            assert found.text == "record at offset 3 cannot be read; next readable offset is 4"
+            assert disk.failed_reads < 10
+            disk.bad = range(0)
+            assert values(await read(engine, 3)) == [b"00003" * 2_000]
+
+    asyncio.run(run())
+
+
+def test_records_that_never_get_into_memory_are_an_error_not_a_hang(tmp_path: Path) -> None:
+    class NeverWarm(Disk):
+        def read_now(self, file: LogFile, position: int, length: int) -> memoryview:
+            raise Cold(file, position, length)
+
+    async def run() -> None:
+        async with engine_on(tmp_path, NeverWarm(), flush="os") as engine:
+            engine.append("t", 0, [batch_of(b"a")], 1)
+            found = await read(engine, 0)
+            assert (found.fault, found.records) == (Fault.STORAGE_ERROR, ())
+
+    asyncio.run(run())
+
+
+def test_records_of_a_file_that_was_cut_off_are_an_error(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_on(tmp_path, Disk(), flush="os") as engine:
+            first, second = batch_of(b"a" * 20_000), batch_of(b"b" * 20_000)
+            engine.append("t", 0, [first, second], 1)
+            os.truncate(tmp_path / "t-0" / "00000000000000000000.log", len(first) + 1_000)
+            assert values(await read(engine, 0, 10)) == [b"a" * 20_000]
+            found = await read(engine, 1, 10)
+            assert (found.fault, found.records) == (Fault.STORAGE_ERROR, ())
+            assert "record at offset 1" in found.text
 
     asyncio.run(run())
 

@@ -19,7 +19,7 @@ from penstock.records.batch import Batch, BatchError
 from penstock.records.record import read_records
 from penstock.storage.files import Cold, Disk, DiskFailed
 from penstock.storage.log import PartitionLog
-from penstock.storage.segment import Place, Segment
+from penstock.storage.segment import Place, Rebuilding, Segment
 
 T = TypeVar("T")
 
@@ -90,12 +90,13 @@ async def find_timestamp(
 async def _when_warm(look: Callable[[], T], readers: ThreadPoolExecutor, disk: Disk) -> T:
     """What a look at the log finds, after a reader thread has brought into memory what it misses."""
     loop = asyncio.get_running_loop()
-    for _ in range(COLD_TRIES_MAX):
+    tries = 0
+    while tries < COLD_TRIES_MAX:
         try:
             return look()
         except Cold as cold:
-            length = max(cold.length, WARM_BYTES)
-            await loop.run_in_executor(readers, disk.read_at, cold.file, cold.position, length)
+            tries += not isinstance(cold, Rebuilding)  # which always comes to an end
+            await loop.run_in_executor(readers, disk.read_ahead, cold, WARM_BYTES)
     raise DiskFailed(0, "the log does not stay in memory")
 
 

@@ -23,15 +23,15 @@ from penstock.broker.batch_checks import BatchChecks, Unchecked, Unreadable, Ver
 from penstock.broker.engine import Isolation, Read, RecordsRead
 from penstock.broker.large_values import LargeBatch, Limits, has_large_values, read_larges
 from penstock.broker.partition import Partition
-from penstock.broker.reads import Reads
+from penstock.broker.reads import COLD_TRIES_MAX, Reads
 from penstock.broker.record_cache import DecodedBatch, RecordCache
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending, settle
-from penstock.records.batch import Batch, BatchError, whole_batches
+from penstock.records.batch import HEADER_BYTES, Batch, BatchError, whole_batches
 from penstock.records.record import Record
-from penstock.storage.files import Cold, Disk
+from penstock.storage.files import Cold, Disk, ReadFailed
 from penstock.storage.log import PartitionLog
-from penstock.storage.segment import Place, Segment
+from penstock.storage.segment import Place, Rebuilding, Segment
 
 T = TypeVar("T")
 
@@ -92,6 +92,9 @@ class _Wanted(NamedTuple):
     written: int
     """The log end offset at the time of the request: later records belong to later answers."""
     waits_for_flush: bool = True
+    cold_tries: int = 0
+    span_bytes: int = SPAN_BYTES
+    """What one read of a file brings. After a failed read no more than is needed: the damage may lie after it."""
     so_far: _SoFar = _NOTHING
 
 
@@ -201,7 +204,7 @@ class RecordReads:
 
     def _look(self, partition: Partition, wanted: _Wanted) -> RecordsRead:
         """The records that can be read now. Raises Cold, _Slow, Unchecked and _Unflushed."""
-        offset, max_records, max_bytes, large, keys, _, written, _, so_far = wanted
+        offset, max_records, max_bytes, large, keys, _, written, _, _, span_bytes, so_far = wanted
         log = partition.log
         if log is None:
             return RecordsRead(Fault.STORAGE_ERROR)
@@ -215,7 +218,7 @@ class RecordReads:
             records, size, at = list(so_far.records), so_far.size, so_far.at
         batch: DecodedBatch | None = None
         try:
-            for batch in self._batches(log, at, large_below=end if large else 0):
+            for batch in self._batches(log, at, end if large else 0, span_bytes):
                 if batch.base_offset >= end:
                     at = end
                     break
@@ -245,6 +248,8 @@ class RecordReads:
             at = records[-1].offset + 1
         except (OSError, BatchError, Unreadable) as error:
             if not records:
+                if isinstance(error, ReadFailed) and span_bytes > HEADER_BYTES:
+                    return self._look(partition, wanted._replace(span_bytes=HEADER_BYTES))
                 segment = log.segments[log.segment_at(at)]
                 return self._failed(log, at, end, _damage(segment, error, batch))
             at = records[-1].offset + 1  # the next read meets it again and says so
@@ -274,7 +279,7 @@ class RecordReads:
         text = f"record at offset {offset} {damage.problem}; next readable offset is {next_offset}"
         return RecordsRead(Fault.STORAGE_ERROR, (), next_offset, log.log_start_offset, end, text=text)
 
-    def _batches(self, log: PartitionLog, offset: int, large_below: int) -> Iterator[DecodedBatch]:
+    def _batches(self, log: PartitionLog, offset: int, large_below: int, span_bytes: int) -> Iterator[DecodedBatch]:
         """The decoded batches from the one that holds `offset` on. Raises Cold and _Slow, and _Large at a batch of large
         values that begins below `large_below`."""
         while offset < log.log_end_offset:
@@ -287,16 +292,16 @@ class RecordReads:
             if located is None:
                 return
             segment, place = located
-            span = self._decoded(segment, place.position, large_below)
+            span = self._decoded(segment, place.position, large_below, span_bytes)
             # whoever begins at the first record of a batch walks the log: all that the read brought is kept at once
             for batch in list(span) if offset == place.base_offset else span:
                 yield batch
                 offset = batch.last_offset + 1
 
-    def _decoded(self, segment: Segment, position: int, large_below: int) -> Iterator[DecodedBatch]:
+    def _decoded(self, segment: Segment, position: int, large_below: int, span_bytes: int) -> Iterator[DecodedBatch]:
         """The batches that one read brings, at least one; they are in the cache then."""
         first = True
-        for batch in self._span(segment, position, large_below):
+        for batch in self._span(segment, position, large_below, span_bytes):
             try:
                 decoded = DecodedBatch(batch)
             except BatchError as error:
@@ -308,9 +313,9 @@ class RecordReads:
             yield decoded
 
     @staticmethod
-    def _span(segment: Segment, position: int, large_below: int) -> Iterator[Batch]:
+    def _span(segment: Segment, position: int, large_below: int, span_bytes: int) -> Iterator[Batch]:
         """The batches that one read brings, at least one. A large one is left to a thread."""
-        span = segment.read_span_now(position, min(SPAN_BYTES, segment.size - position))
+        span = segment.read_span_now(position, min(span_bytes, segment.size - position))
         header = Batch.of_header(span)
         if header.base_offset < large_below and has_large_values(header):
             raise _Large(LargeBatch(segment, position, header))
@@ -318,6 +323,9 @@ class RecordReads:
             raise _Slow(segment, position, header)
         if header.size > len(span):
             span = segment.read_span_now(position, header.size)
+            if header.size > len(span):
+                reason = f"the file ends at {position + len(span)}, the batch at {position + header.size}"
+                raise Unreadable(segment, Verdict(reason), header, position)
         for batch in whole_batches(span):
             if batch.compression and batch.size > UNPACK_ON_LOOP_BYTES_MAX:
                 return
@@ -337,7 +345,7 @@ class RecordReads:
     def _later(self, slow: Cold | _Slow | Unchecked, partition: Partition, wanted: _Wanted) -> Pending[RecordsRead]:
         answer: Pending[RecordsRead] = Pending()
         if isinstance(slow, Cold):
-            self._reads.warm(slow, partial(self._again, answer, partition, wanted))
+            self._warm(slow, answer, partition, wanted)
         elif isinstance(slow, _Slow):
             self._unpack(slow, answer, partition, wanted)
         else:
@@ -380,6 +388,18 @@ class RecordReads:
 
         key = stretches[0].file, stretches[0].position, len(stretches)
         self._on_thread(key, partial(examine, self._disk, stretches), partial(self._checks.note, stretches), ended)
+
+    def _warm(self, cold: Cold, answer: Pending[RecordsRead], partition: Partition, wanted: _Wanted) -> None:
+        """Look again when a thread has read the bytes. The look meets an error of that read."""
+        log = partition.log
+        if wanted.cold_tries < COLD_TRIES_MAX or log is None:
+            tries = wanted.cold_tries + (not isinstance(cold, Rebuilding))  # which always comes to an end
+            tried = wanted._replace(cold_tries=tries)
+            self._reads.warm(cold, partial(self._again, answer, partition, tried))
+            return
+        segment = log.segments[log.segment_at(wanted.offset)]
+        damage = Unreadable(segment, Verdict("the log does not stay in memory", is_corrupt=False))
+        answer.complete(self._failed(log, wanted.offset, partition.last_stable_offset, damage))
 
     def _on_thread(
         self,
