@@ -7,12 +7,12 @@ import errno
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.embedded import EmbeddedEngine, EngineSettings
+from penstock.broker.embedded import READER_THREADS, EmbeddedEngine, EngineSettings
 from penstock.broker.engine import NewTopic
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
@@ -133,6 +133,19 @@ async def engine_on(
         if isinstance(disk, CueDisk):
             disk.release()
         await engine.stop()
+
+
+@contextmanager
+def readers_held(engine: EmbeddedEngine) -> Iterator[None]:
+    """No reader thread does anything meanwhile."""
+    released = threading.Event()
+    held = [engine._readers.submit(released.wait, WAIT_S) for _ in range(READER_THREADS)]
+    try:
+        yield
+    finally:
+        released.set()
+        for one in held:
+            one.result()
 
 
 async def answer_of(result: Any) -> Any:

@@ -19,7 +19,7 @@ from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import Marker, MarkerKind
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.files import Disk, LogFile
-from tests.broker.failing_disk import BadSectorDisk, CueDisk, answer_of, batch_of, engine_on, turns, until
+from tests.broker.failing_disk import BadSectorDisk, CueDisk, answer_of, batch_of, engine_on, readers_held, turns, until
 from tests.storage.logs import records_of
 from tests.storage.simulated_disk import SimulatedDisk
 
@@ -368,6 +368,20 @@ def test_a_timestamp_in_cold_data_is_found(tmp_path: Path, cold_disk: ThreadNami
             assert (found.fault, found.offset) == (Fault.NONE, 0)
 
     asyncio.run(run())
+
+
+def test_timestamp_is_found_on_a_thread_from_an_open_file(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with engine_on(tmp_path, Disk()) as engine:
+            await write(engine, 0, [b"a", b"b"], [b"c"])
+            with readers_held(engine):
+                waiting = engine.list_offset("t", 0, 1, 0)
+                await turns()
+                engine.directory.files.forget([tmp_path / "t-0" / "00000000000000000000.log"])
+            found = await answer_of(waiting)
+            assert (found.fault, found.offset) == (Fault.NONE, 0)
+
+    asyncio.run(body())
 
 
 def test_data_that_never_gets_warm_is_an_error_not_a_hang(tmp_path: Path, cold_disk: ThreadNamingDisk) -> None:

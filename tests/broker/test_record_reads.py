@@ -18,9 +18,10 @@ from penstock.broker.partition import Partition
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
 from penstock.records.builder import NewRecord, build_batch
+from penstock.records.compression import Codec
 from penstock.records.control import Marker, MarkerKind
 from penstock.storage.files import Cold, Disk, LogFile
-from tests.broker.failing_disk import BadSectorDisk, CueDisk, answer_of, batch_of, engine_on, turns, until
+from tests.broker.failing_disk import BadSectorDisk, CueDisk, answer_of, batch_of, engine_on, readers_held, turns, until
 
 
 class CountingDisk(Disk):
@@ -160,6 +161,20 @@ def test_record_that_the_disk_does_not_give_is_an_error_and_later_ones_are_not(t
             assert disk.failed_reads < 10
             disk.bad = range(0)
             assert values(await read(engine, 3)) == [b"00003" * 2_000]
+
+    asyncio.run(run())
+
+
+def test_large_compressed_batch_is_unpacked_on_a_thread_from_an_open_file(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_on(tmp_path, Disk(), flush="os") as engine:
+            wanted = [random.Random(at).randbytes(50_000) for at in range(3)]
+            engine.append("t", 0, [batch_of(*wanted, compression=Codec.LZ4)], 1)
+            with readers_held(engine):
+                waiting = engine.read_records("t", 0, 0, 10, 1 << 20)
+                assert isinstance(waiting, Pending)
+                engine.directory.files.forget([tmp_path / "t-0" / "00000000000000000000.log"])
+            assert values(await answer_of(waiting)) == wanted
 
     asyncio.run(run())
 

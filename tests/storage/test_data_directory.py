@@ -246,6 +246,7 @@ def test_recovery_points_of_a_deleted_topic_do_not_count_for_a_new_one_of_that_n
     checkpoint(directory, log)
     new_id = uuid.uuid4()
     new = directory.create_log("t-0", new_id, config(**SMALL))
+    directory.adopt(new)
     append(new, [b"new"])
     crash(directory)
     again = DataDirectory(tmp_path)

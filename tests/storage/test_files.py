@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,26 @@ def test_the_file_cache_keeps_to_its_bound_and_held_files_stay_open(tmp_path: Pa
     del held
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+def test_file_cache_refuses_a_second_thread(tmp_path: Path) -> None:
+    cache = FileCache(Disk(), 3)
+    path = tmp_path / "0"
+    held = cache.create(path)
+    with ThreadPoolExecutor(1) as threads:
+        for use in (lambda: cache.open(path), lambda: cache.create(path), lambda: cache.forget([path])):
+            with pytest.raises(AssertionError, match="belongs to another thread"):
+                threads.submit(use).result()
+    assert cache.open(path) is held
+
+
+def test_read_of_an_exact_length_fails_where_the_file_ends(tmp_path: Path) -> None:
+    disk = Disk()
+    file = disk.open(tmp_path / "log", create=True)
+    disk.write_at(file, 0, (b"0123456789",), 10)
+    assert disk.read_exactly(file, 2, 8) == b"23456789"
+    with pytest.raises(DiskFailed, match="7 of 8 bytes at 3"):
+        disk.read_exactly(file, 3, 8)
 
 
 def test_the_least_recently_used_file_goes_first(tmp_path: Path) -> None:

@@ -508,6 +508,7 @@ class EmbeddedEngine:
         return self._partitions.get((topic, partition))
 
     def _publish(self, partition_id: TopicPartition, log: PartitionLog) -> None:
+        self.directory.adopt(log)
         self._add(
             Partition(
                 partition_id,

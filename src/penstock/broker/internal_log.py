@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 
 from penstock.broker.partition import Partition
 from penstock.model.errors import Fault
-from penstock.records.batch import HEADER_BYTES, Batch
+from penstock.records.batch import HEADER_BYTES, Batch, BatchError
 from penstock.records.builder import NewRecord, build_batch, build_run
 from penstock.storage.log import PartitionLog
+from penstock.storage.segment import Segment
 
 LOAD_SLICE_S = 0.002
 """How long replaying may hold the loop at a time."""
@@ -76,28 +77,41 @@ class InternalLog:
 
     @staticmethod
     async def _replay(log: PartitionLog, take: Callable[[Batch], None], readers: Executor) -> None:
-        loop = asyncio.get_running_loop()
         deadline = time.monotonic() + LOAD_SLICE_S
-        for segment in list(log.segments):
-            position, end = 0, segment.size
-            while end - position >= HEADER_BYTES:
-                data = await loop.run_in_executor(
-                    readers, segment.read_span, position, min(LOAD_READ_BYTES, end - position)
-                )
-                view = memoryview(data)
-                at = 0
-                while len(view) - at >= HEADER_BYTES:
-                    header = Batch.of_header(view[at:])
-                    if at + header.size > len(view):
-                        break
-                    if header.next_offset > log.log_start_offset:
-                        take(Batch(view[at : at + header.size]))
-                    at += header.size
-                    if time.monotonic() > deadline:
-                        await asyncio.sleep(0)
-                        deadline = time.monotonic() + LOAD_SLICE_S
-                if at == 0:
-                    header = Batch.of_header(view)
-                    take(Batch(memoryview(segment.read_span(position, header.size))))
-                    at = header.size
-                position += at
+        offset = log.log_start_offset
+        done: Segment | None = None
+        while True:
+            # Segments may be dropped meanwhile, and the file of this one stays open. Log cleaning waits (`log.replays`).
+            index = log.segment_at(offset)
+            if log.segments[index] is done:
+                index += 1
+            if index == len(log.segments):
+                return
+            done = segment = log.segments[index]
+            async for batch in _batches(segment.reader(), segment.size, readers):
+                if batch.next_offset > max(offset, log.log_start_offset):
+                    take(batch)
+                    offset = batch.next_offset
+                if time.monotonic() > deadline:
+                    await asyncio.sleep(0)
+                    deadline = time.monotonic() + LOAD_SLICE_S
+
+
+async def _batches(read: Callable[[int, int], bytes], end: int, readers: Executor) -> AsyncIterator[Batch]:
+    """The batches of a file below `end`, read on a thread, some at a time."""
+    loop = asyncio.get_running_loop()
+    position = 0
+    length = LOAD_READ_BYTES
+    while end - position >= HEADER_BYTES:
+        view = memoryview(await loop.run_in_executor(readers, read, position, min(length, end - position)))
+        at = 0
+        while len(view) - at >= HEADER_BYTES:
+            header = Batch.of_header(view[at:])
+            if at + header.size > len(view):
+                break
+            yield Batch(view[at : at + header.size])
+            at += header.size
+        position += at
+        length = LOAD_READ_BYTES if at else header.size  # one that is larger than a read is read alone
+        if not at and header.size > end - position:
+            raise BatchError(f"the batch at {position} ends at {position + header.size}, the segment at {end}")

@@ -19,7 +19,7 @@ from penstock.records.batch import Batch, BatchError
 from penstock.records.record import read_records
 from penstock.storage.files import Cold, Disk, DiskFailed
 from penstock.storage.log import PartitionLog
-from penstock.storage.segment import Place, Rebuilding, Segment
+from penstock.storage.segment import Rebuilding
 
 T = TypeVar("T")
 
@@ -74,17 +74,19 @@ async def find_timestamp(
             found = await _when_warm(lambda: log.find_timestamp(timestamp, offset), readers, disk)  # noqa: B023
             if found is None or found[1].base_offset >= upper:
                 return OffsetFound(Fault.NONE, -1, -1, -1)
-            data = await loop.run_in_executor(readers, _read, *found)
-            record = await loop.run_in_executor(readers, _first_at_or_after, data, timestamp, offset)
+            segment, place = found
+            record = await loop.run_in_executor(
+                readers, _first_at_or_after, segment.reader(), place.position, place.size, timestamp, offset
+            )
             if record is not None:
                 break
             # the batch that the log starts in has its late records below the log start
-            offset = found[1].last_offset + 1
+            offset = place.last_offset + 1
     except (OSError, BatchError):
         return OffsetFound(Fault.STORAGE_ERROR)
     if record[0] >= upper:
         return OffsetFound(Fault.NONE, -1, -1, -1)
-    return OffsetFound(Fault.NONE, record[0], record[1], found[1].leader_epoch)
+    return OffsetFound(Fault.NONE, record[0], record[1], place.leader_epoch)
 
 
 async def _when_warm(look: Callable[[], T], readers: ThreadPoolExecutor, disk: Disk) -> T:
@@ -100,12 +102,10 @@ async def _when_warm(look: Callable[[], T], readers: ThreadPoolExecutor, disk: D
     raise DiskFailed(0, "the log does not stay in memory")
 
 
-def _read(segment: Segment, place: Place) -> bytes:
-    return segment.read_batch(place)
-
-
-def _first_at_or_after(data: bytes, timestamp: int, offset: int) -> tuple[int, int] | None:
-    for record in read_records(Batch(memoryview(data))):
+def _first_at_or_after(
+    read: Callable[[int, int], bytes], position: int, size: int, timestamp: int, offset: int
+) -> tuple[int, int] | None:
+    for record in read_records(Batch(memoryview(read(position, size)))):
         if record.timestamp >= timestamp and record.offset >= offset:
             return record.offset, record.timestamp
     return None

@@ -31,7 +31,7 @@ from penstock.records.batch import HEADER_BYTES, Batch, BatchError, whole_batche
 from penstock.records.record import Record
 from penstock.storage.files import Cold, Disk, ReadFailed
 from penstock.storage.log import PartitionLog
-from penstock.storage.segment import Place, Rebuilding, Segment
+from penstock.storage.segment import Rebuilding, Segment
 
 T = TypeVar("T")
 
@@ -371,9 +371,12 @@ class RecordReads:
                 damage = Unreadable(segment, verdict, header, position)
                 answer.complete(self._failed(log, wanted.offset, partition.last_stable_offset, damage))
 
-        place = Place(position, header.size, header.base_offset, header.last_offset, -1, -1)
-        unpack = partial(_unpacked, segment, place)
-        self._on_thread((segment, position), unpack, partial(self._cache.put, segment), ended)
+        try:
+            unpack = partial(_unpacked, segment.reader(), position, header.size)
+        except OSError as error:
+            ended(error)
+        else:
+            self._on_thread((segment, position), unpack, partial(self._cache.put, segment), ended)
 
     def _check(self, slow: Unchecked, answer: Pending[RecordsRead], partition: Partition, wanted: _Wanted) -> None:
         """Go on when a thread has checked the batches."""
@@ -457,7 +460,7 @@ def _damage(
     return Unreadable(segment, Verdict(str(error), is_corrupt=False))
 
 
-def _unpacked(segment: Segment, place: Place) -> DecodedBatch:
-    decoded = DecodedBatch(Batch(memoryview(segment.read_batch(place))))
+def _unpacked(read: Callable[[int, int], bytes], position: int, size: int) -> DecodedBatch:
+    decoded = DecodedBatch(Batch(memoryview(read(position, size))))
     decoded.find_starts()
     return decoded

@@ -235,20 +235,24 @@ class DataDirectory:
         self._offline[log.name] = _bounds_of(log)
 
     def create_log(self, name: str, topic_id: uuid.UUID, config: TopicConfig) -> PartitionLog:
-        """A new, empty log; safe on disk when it returns. Called off the loop: it waits for the disk."""
+        """A new, empty log; safe on disk when it returns. Called off the loop, because it waits for the disk, so it touches
+        files only: `adopt` does the rest."""
         directory = self.path / name
-        self._offline.pop(name, None)
         if self.disk.exists(directory):
             self._clear_away(name)
         self.disk.make_directory(directory)
         segment = Segment(self.disk, self.files, directory, 0)
         self.disk.open(segment.path, create=True)
-        # a flush of the deleted log before it may have opened that path again
-        self.files.forget([segment.path])
         self.disk.replace_whole(directory / METADATA_FILE, partition_metadata(topic_id))
         log = PartitionLog(self.disk, self.files, directory, config, [segment], 0, 0, -1)
         log.topic_id = topic_id
         return log
+
+    def adopt(self, log: PartitionLog) -> None:
+        """Before a created log is used, on the thread that uses the logs."""
+        self._offline.pop(log.name, None)
+        # a flush of the deleted log before it may have opened that path again
+        self.files.forget([log.active.path])
 
     def _clear_away(self, name: str) -> None:
         """What lies where a new log is to be: the rest of a creation that a crash broke off, or a log that the catalogue

@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from threading import get_ident
 
 from crc32c import crc32c
 
@@ -178,6 +179,13 @@ class Disk:
                 data += more
         except OSError as error:
             raise _read_failed(file, position + len(data), length - len(data), error) from error
+        return data
+
+    def read_exactly(self, file: LogFile, position: int, length: int) -> bytes:
+        """`length` bytes from `position`; may wait for the disk. A file that ends before is DiskFailed."""
+        data = self.read_at(file, position, length)
+        if len(data) < length:
+            raise DiskFailed(0, f"{file.path}: {len(data)} of {length} bytes at {position}, the file ends there")
         return data
 
     def read_now(self, file: LogFile, position: int, length: int) -> memoryview:
@@ -344,14 +352,26 @@ def read_checked(disk: Disk, path: Path) -> bytes:
 
 
 class FileCache:
-    """At most `capacity` open files by path; the least recently used is let go, and closes once nobody holds it."""
+    """At most `capacity` open files by path; the least recently used is let go, and closes once nobody holds it.
+
+    It has no lock and belongs to the first thread that uses it. Work on another thread gets a `LogFile`, a position and a
+    length, never a segment or a log.
+    """
 
     def __init__(self, disk: Disk, capacity: int) -> None:
         self._disk = disk
         self._capacity = capacity
         self._files: OrderedDict[Path, LogFile] = OrderedDict()
+        self._owner: int | None = None
+
+    def _check_thread(self) -> None:
+        thread = get_ident()
+        if self._owner != thread:
+            assert self._owner is None, "the file cache belongs to another thread: hand over an open file"
+            self._owner = thread
 
     def open(self, path: Path) -> LogFile:
+        self._check_thread()
         try:
             self._files.move_to_end(path)
             return self._files[path]
@@ -362,11 +382,13 @@ class FileCache:
         return file
 
     def create(self, path: Path) -> LogFile:
+        self._check_thread()
         file = self._disk.open(path, create=True)
         self._keep(path, file)
         return file
 
     def forget(self, paths: Iterable[Path]) -> None:
+        self._check_thread()
         for path in paths:
             self._files.pop(path, None)
 

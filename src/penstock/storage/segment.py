@@ -13,6 +13,7 @@ import contextlib
 import errno
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -303,6 +304,11 @@ class Segment:
     def read_span(self, position: int, length: int) -> bytes:
         """Bytes of the file as they lie, waiting for the disk: for those who replay a log."""
         return self._disk.read_at(self.file, position, length)
+
+    def reader(self) -> Callable[[int, int], bytes]:
+        """Reads (position, length) of the file that is open now, on any thread: it touches nothing of the segment, and
+        keeps the file when another takes its name. Waits for the disk; a short read is DiskFailed."""
+        return partial(self._disk.read_exactly, self.file)
 
     def read_span_now(self, position: int, length: int) -> memoryview:
         """As `read_span`, but raises Cold instead of waiting."""
