@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -14,11 +16,13 @@ import pytest
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.internal_log import LOAD_READ_BYTES, InternalLog
 from penstock.broker.partition import Partition
-from penstock.records.batch import Batch
+from penstock.coordination.group_commands import NO_GENERATION, NO_MEMBER, CommitOffsets, OffsetToCommit
+from penstock.model.errors import Fault
+from penstock.records.batch import Batch, BatchError
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.record import read_records
-from penstock.storage.files import Disk, DiskFailed
-from tests.broker.failing_disk import engine_on, until
+from penstock.storage.files import Disk, DiskFailed, LogFile
+from tests.broker.failing_disk import answer_of, engine_on, until
 
 CONFIGS = {
     "cleanup.policy": "compact",
@@ -125,6 +129,51 @@ def test_log_cleaning_waits_for_a_replay(tmp_path: Path) -> None:
             assert offsets == sorted(set(offsets))
 
     asyncio.run(run())
+
+
+def test_replay_of_a_corrupt_batch_fails_and_names_its_offset(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_on(tmp_path, Disk(), flush="os", configs=CONFIGS) as engine:
+            partition = partition_of(engine)
+            for at in range(3):
+                write(partition, b"k", b"value %d" % at)
+            path = tmp_path / "t-0" / "00000000000000000000.log"
+            path.write_bytes(path.read_bytes().replace(b"value 1", b"value 9"))
+            taken: list[int] = []
+            with ThreadPoolExecutor(1) as readers, pytest.raises(BatchError, match="offset 1 is corrupt"):
+                await InternalLog(partition).replay(lambda batch: taken.append(batch.base_offset), readers)
+            assert taken == [0]
+
+    asyncio.run(run())
+
+
+def test_coordinator_whose_log_cannot_be_opened_is_not_available(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class NoHandles(Disk):
+        refuses = False
+
+        def open(self, path: Path, *, create: bool = False) -> LogFile:
+            if self.refuses and "__consumer_offsets" in str(path):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+            return super().open(path, create=create)
+
+    disk = NoHandles()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, flush="os") as engine:
+            await answer_of(engine.groups.ensure())
+            command = CommitOffsets("g", NO_MEMBER, None, NO_GENERATION, (OffsetToCommit("t", 0, 1, -1, ""),))
+            assert (await answer_of(engine.groups.commit(command, -1))).fault is Fault.NONE
+        disk.refuses = True
+        async with engine_on(tmp_path, disk, flush="os") as engine:
+            await asyncio.wait_for(engine.groups.loaded(), 30)
+            shard = engine.groups.shards[engine.groups.index_of("g")]
+            assert shard.fault is Fault.COORDINATOR_NOT_AVAILABLE
+            disk.refuses = False
+
+    asyncio.run(run())
+    assert "cannot be loaded" in caplog.text
 
 
 def test_replay_of_a_file_that_was_cut_off_fails(tmp_path: Path) -> None:

@@ -384,6 +384,21 @@ def test_timestamp_is_found_on_a_thread_from_an_open_file(tmp_path: Path) -> Non
     asyncio.run(body())
 
 
+def test_timestamp_in_a_corrupt_batch_is_an_error_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        async with engine_on(tmp_path, Disk()) as engine:
+            await write(engine, 0, [b"first"], [b"second"])
+            path = tmp_path / "t-0" / "00000000000000000000.log"
+            path.write_bytes(path.read_bytes().replace(b"first", b"FIRST"))
+            found = await answer_of(engine.list_offset("t", 0, 1, 0))
+            assert (found.fault, found.offset) == (Fault.STORAGE_ERROR, -1)
+
+    asyncio.run(body())
+    assert "t-0: timestamp 1 cannot be looked up: the batch at offset 0 is corrupt" in caplog.text
+
+
 def test_data_that_never_gets_warm_is_an_error_not_a_hang(tmp_path: Path, cold_disk: ThreadNamingDisk) -> None:
     async def run() -> None:
         async with engine_on(tmp_path, cold_disk) as engine:

@@ -21,7 +21,6 @@ from penstock.coordination.record_fields import FieldError
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending, gather
 from penstock.records.batch import Batch, BatchError
-from penstock.storage.files import DiskFailed
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ class Shard(ABC, Generic[M]):
         machine = self._make_machine()
         try:
             await self.log.replay(lambda batch: self.take(machine, batch), self._readers)
-        except (DiskFailed, BatchError, FieldError) as error:
+        except (OSError, BatchError, FieldError) as error:
             logger.error("%s cannot be loaded, what it coordinates is not served: %s", self.log.id, error)
             self.fault = Fault.COORDINATOR_NOT_AVAILABLE
             return

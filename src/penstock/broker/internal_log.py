@@ -65,7 +65,7 @@ class InternalLog:
             then(Fault.NONE)
 
     async def replay(self, take: Callable[[Batch], None], readers: Executor) -> None:
-        """Hand every batch of the log to `take`, a little at a time. Raises DiskFailed and BatchError."""
+        """Hand every batch of the log to `take`, a little at a time. Raises OSError, and BatchError for a corrupt one."""
         log = self._partition.log
         if log is None:
             return
@@ -88,8 +88,12 @@ class InternalLog:
             if index == len(log.segments):
                 return
             done = segment = log.segments[index]
+            if not segment.size:
+                continue
             async for batch in _batches(segment.reader(), segment.size, readers):
                 if batch.next_offset > max(offset, log.log_start_offset):
+                    if not batch.crc_is_right():
+                        raise BatchError(f"the batch at offset {batch.base_offset} is corrupt: its CRC is wrong")
                     take(batch)
                     offset = batch.next_offset
                 if time.monotonic() > deadline:

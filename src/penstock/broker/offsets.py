@@ -7,6 +7,7 @@ may unpack to megabytes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,6 +23,8 @@ from penstock.storage.log import PartitionLog
 from penstock.storage.segment import Rebuilding
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 COLD_TRIES_MAX = 1_000
 """Stretches of a log that one look may have to fetch: time index entries lie that far apart only when clocks went back."""
@@ -82,7 +85,8 @@ async def find_timestamp(
                 break
             # the batch that the log starts in has its late records below the log start
             offset = place.last_offset + 1
-    except (OSError, BatchError):
+    except (OSError, BatchError) as error:
+        logger.warning("%s: timestamp %d cannot be looked up: %s", log.name, timestamp, error)
         return OffsetFound(Fault.STORAGE_ERROR)
     if record[0] >= upper:
         return OffsetFound(Fault.NONE, -1, -1, -1)
@@ -105,7 +109,10 @@ async def _when_warm(look: Callable[[], T], readers: ThreadPoolExecutor, disk: D
 def _first_at_or_after(
     read: Callable[[int, int], bytes], position: int, size: int, timestamp: int, offset: int
 ) -> tuple[int, int] | None:
-    for record in read_records(Batch(memoryview(read(position, size)))):
+    batch = Batch(memoryview(read(position, size)))
+    if not batch.crc_is_right():
+        raise BatchError(f"the batch at offset {batch.base_offset} is corrupt: its CRC is wrong")
+    for record in read_records(batch):
         if record.timestamp >= timestamp and record.offset >= offset:
             return record.offset, record.timestamp
     return None
