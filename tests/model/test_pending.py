@@ -123,3 +123,19 @@ def test_what_was_begun_goes_on_when_nobody_waits_for_the_hold() -> None:
     assert isinstance(hold, Hold)
     other.complete(3)
     assert hold.result == 3
+
+
+@pytest.mark.parametrize("is_abandoned", [False, True])
+def test_a_hold_that_borrows_says_when_it_is_over(is_abandoned: bool) -> None:
+    pending: Pending[int] = Pending()
+    hold = held(pending, borrows=True)
+    assert isinstance(hold, Hold)
+    assert hold.borrows
+    over: list[bool] = []
+    hold.over = lambda: over.append(hold.done)
+    if is_abandoned:
+        hold.abandon()
+        assert not over, "what was begun goes on, and reads the bytes"
+    pending.complete(3)
+    assert over == [is_abandoned]
+    assert not hold.borrows

@@ -69,17 +69,51 @@ class Pending(Generic[T]):
 
 
 class Hold(Pending[T]):
-    __slots__ = ()
+    __slots__ = ("borrows", "over")
+
+    def __init__(self, on_abandon: Callable[[], None] | None = None, *, borrows: bool = False) -> None:
+        super().__init__(on_abandon)
+        self.borrows = borrows
+        """The work behind it reads bytes of its request: their buffer must stay as it is until `over` is called."""
+        self.over: Callable[[], None] | None = None
+        """Called when the work no longer needs the buffer, whether or not anybody still waits for the result."""
+
+    def map(self, change: Callable[[T], U]) -> Hold[U]:
+        """A hold of the changed answer, with the same borrowed bytes."""
+        mapped: Hold[U] = Hold(self.abandon, borrows=self.borrows)
+
+        def over() -> None:
+            if mapped.over is not None:
+                mapped.over()
+
+        self.over = over
+        self.then(lambda result: mapped.complete(change(result)))
+        return mapped
 
 
-def held(result: T | Pending[T]) -> T | Hold[T]:
-    """The answer, now or as a `Hold`. What was begun goes on when nobody waits for it any more."""
+def held(result: T | Pending[T], *, borrows: bool = False) -> T | Hold[T]:
+    """The answer, now or as a `Hold`. What was begun goes on when nobody waits for it any more.
+
+    `borrows`: until the answer is there, bytes of the request are used, and their buffer is counted (`Hold.borrows`)."""
     if not isinstance(result, Pending):
         return result
     if result.done:
         return result.result
-    hold: Hold[T] = Hold()
-    result.then(hold.complete)
+    if isinstance(result, Hold):
+        return result
+    hold: Hold[T] = Hold(borrows=borrows)
+    if not borrows:
+        result.then(hold.complete)
+        return hold
+
+    def done(answer: T) -> None:
+        hold.borrows = False
+        over, hold.over = hold.over, None
+        if over is not None:
+            over()
+        hold.complete(answer)
+
+    result.then(done)
     return hold
 
 
