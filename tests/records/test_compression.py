@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import random
 import struct
 import subprocess
 import sys
+import threading
+import time
 import tracemalloc
+from collections.abc import Callable
 
 import cramjam
 import lz4.frame
@@ -15,7 +19,16 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.records.compression import CODECS, Codec, DecompressionError, compress, decompress
+from penstock.records.compression import (
+    CODECS,
+    EXPANSION_MAX,
+    PARTS_MAX,
+    Codec,
+    DecompressionError,
+    TooLarge,
+    compress,
+    decompress,
+)
 
 MIB = 1024 * 1024
 PACKED = sorted(CODECS - {Codec.NONE})
@@ -170,7 +183,7 @@ def test_a_bomb_is_refused_without_more_memory_than_the_limit_takes(name: str) -
     decompress(codec, compress(codec, b"loaded"), 10)
     tracemalloc.start()
     try:
-        with pytest.raises(DecompressionError):
+        with pytest.raises(TooLarge):
             decompress(codec, packed, limit_bytes)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -223,3 +236,73 @@ def test_codecs_are_imported_only_when_a_batch_needs_them() -> None:
         env={"PYTHONPATH": ":".join(sys.path)},
     )
     assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_no_payload_unpacks_to_more_than_its_codec_allows(name: str) -> None:
+    codec, packed = BOMBS[name]
+    assert len(decompress(codec, packed, BOMB_BYTES)) <= len(packed) * EXPANSION_MAX[codec]
+
+
+EMPTY_PARTS = {
+    "gzip members": (Codec.GZIP, b"", gzip.compress(b"")),
+    "snappy blocks": (Codec.SNAPPY, compress(Codec.SNAPPY, b"")[:16], b"\0\0\0\x01\0"),
+    "snappy headers": (Codec.SNAPPY, b"", compress(Codec.SNAPPY, b"")[:16]),
+    "lz4 frames": (Codec.LZ4, b"", lz4.frame.compress(b"")),
+    "zstd frames": (Codec.ZSTD, b"", zstandard.ZstdCompressor().compress(b"")),
+    "zstd skippable frames": (Codec.ZSTD, b"", b"\x50\x2a\x4d\x18\0\0\0\0"),
+    "zstd blocks": (Codec.ZSTD, b"\x28\xb5\x2f\xfd\x00\x58", b"\0\0\0"),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_PARTS)
+def test_parts_that_hold_nothing_are_bounded(name: str) -> None:
+    codec, start, part = EMPTY_PARTS[name]
+    with pytest.raises(DecompressionError, match=f"more than {PARTS_MAX} compressed parts"):
+        decompress(codec, start + part * (PARTS_MAX + 2), 1_000)
+
+
+def longest_hold(work: Callable[[], object]) -> float:
+    """The largest part of the processor time of a thread with `work` in which this thread could not run."""
+    started, done = threading.Event(), threading.Event()
+    clocks: list[int] = []
+
+    def run() -> None:
+        clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
+        started.set()
+        work()
+        done.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    started.wait()
+    longest = last = 0.0
+    while not done.is_set():
+        try:
+            used = time.clock_gettime(clocks[0])
+        except OSError:  # the thread has ended
+            break
+        longest = max(longest, used - last)
+        last = used
+        time.sleep(0)
+    thread.join()
+    return longest / last if last else 1.0
+
+
+NOISE = random.Random(1).randbytes(MIB) * 48
+LONG = {
+    "gzip": (Codec.GZIP, gzip.compress(bytes(64 * MIB))),
+    "gzip of noise": (Codec.GZIP, gzip.compress(NOISE, 1)),
+    "snappy in one block": (Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(NOISE))),
+    "snappy in blocks": (Codec.SNAPPY, compress(Codec.SNAPPY, NOISE)),
+    "lz4": (Codec.LZ4, compress(Codec.LZ4, NOISE)),
+    "zstd": (Codec.ZSTD, compress(Codec.ZSTD, NOISE)),
+    "zstd stream": (Codec.ZSTD, zstd_stream(NOISE)),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_decompression_in_a_thread_lets_other_threads_run(name: str) -> None:
+    codec, packed = LONG[name]
+    # this thread may also have to wait for a processor: the best of some tries tells what the decoder does
+    assert any(longest_hold(lambda: decompress(codec, packed, 64 * MIB)) < 0.5 for _ in range(20))

@@ -96,6 +96,10 @@ class Fault(enum.Enum):
     SECURITY_DISABLED = "security is not switched on"
 
 
+NO_FAULT = Fault.NONE
+"""For code that runs on every request: Python 3.11 takes 80 ns to look up a member of an enum."""
+
+
 class BrokerError(Exception):
     """A request that cannot be served: the fault for the wire, the text for a person."""
 

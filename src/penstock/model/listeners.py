@@ -9,15 +9,15 @@ from types import MappingProxyType
 MEBIBYTE = 1024 * 1024
 
 
-ACKS: Mapping[str, int] = MappingProxyType({"all": -1, "leader": 1, "none": 0})
+ACKS: Mapping[str, int] = MappingProxyType({"all": -1, "leader": 1})
 ACKS_NAMES: Mapping[int, str] = MappingProxyType({number: name for name, number in ACKS.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerSettings:
     acks: int = 1
-    """When a produce is answered, where the producer cannot say: -1 after its flush, 1 after the write, 0 at once. Every
-    one is answered, with its offset."""
+    """When a produce is answered, where the producer cannot say: -1 after its flush, 1 after the write. Every one is
+    answered, with its offset."""
     creates_topics: bool = True
     """Whether a produce to an unknown topic makes it."""
     partitions: int = 1

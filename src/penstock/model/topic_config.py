@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -376,5 +377,15 @@ def parse(overrides: Mapping[str, str], defaults: Mapping[str, str]) -> TopicCon
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """ "; did you mean X?" when there is something near, to end a line about an unknown name."""
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = _nearest(name, tuple(names)) if len(name) <= _COMPARED_CHARS_MAX else None
+    return f"; did you mean {near}?" if near else ""
+
+
+_COMPARED_CHARS_MAX = 60
+"""Of a name that is compared with others: the work grows with its square."""
+
+
+@functools.lru_cache(256)
+def _nearest(name: str, names: tuple[str, ...]) -> str | None:
+    near = difflib.get_close_matches(name, names, n=1)
+    return near[0] if near else None

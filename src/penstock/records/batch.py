@@ -49,6 +49,10 @@ class BatchError(ValueError):
     """Bytes that are not a whole, sound record batch."""
 
 
+class BatchTooLarge(BatchError):
+    """A batch that may be sound, and holds more bytes, records or headers than are looked at."""
+
+
 class Batch:
     """A view of one batch: the header's fields, and the bytes they came from. The bytes are borrowed."""
 

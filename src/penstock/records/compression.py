@@ -3,6 +3,9 @@
 A few hundred bytes can claim gigabytes, so no decoder here runs without knowing how much it may give: it stops at the
 limit, and a size that the compressed bytes could not hold is refused before memory is taken for it. Damage of any kind
 is a DecompressionError. Codecs are imported when the first batch needs them.
+
+Decompression may run in a thread beside the event loop. The work is done in C code that releases the interpreter, in
+pieces of at most `STEP_BYTES`, and the number of pieces that a peer can choose is bounded.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import re
 import struct
 import zlib
 
-from penstock.records.batch import BatchError
+from penstock.records.batch import BatchError, BatchTooLarge
 
 
 class Codec(enum.IntEnum):
@@ -27,9 +30,23 @@ class Codec(enum.IntEnum):
 
 CODECS = frozenset(Codec)
 
+EXPANSION_MAX = (1, 1_032, 22, 255, 32 * 1024)
+"""The most bytes that one compressed byte can unpack to, by codec. gzip: a match of 258 bytes takes two bits; snappy: a copy
+of 64 takes three bytes; lz4: a length byte adds 255; zstd: a block of 128 KiB that repeats one byte takes four."""
+
+
+STEP_BYTES = 1024 * 1024
+"""Output of one step of a decoder. Copies of one piece hold the interpreter, joining many pieces does not."""
+PARTS_MAX = 32 * 1024
+"""Members, frames and blocks of one payload: each takes a few steps of Python. Writers use parts of 32 KiB and more."""
+
 
 class DecompressionError(BatchError):
     """Compressed records that are damaged, of an unknown codec, or larger than allowed."""
+
+
+class TooLarge(DecompressionError, BatchTooLarge):
+    """Compressed records that are larger than allowed, and may be sound otherwise."""
 
 
 def compress(codec: int, data: bytes | bytearray | memoryview) -> bytes:
@@ -69,8 +86,13 @@ def decompress(codec: int, data: bytes | bytearray | memoryview, limit_bytes: in
     raise DecompressionError(f"compression {codec} is not known")
 
 
-def _too_large(limit_bytes: int) -> DecompressionError:
-    return DecompressionError(f"the records are larger than {limit_bytes} bytes")
+def _too_large(limit_bytes: int) -> TooLarge:
+    return TooLarge(f"the records are larger than {limit_bytes} bytes")
+
+
+def _check_parts(parts: int) -> None:
+    if parts > PARTS_MAX:
+        raise DecompressionError(f"more than {PARTS_MAX} compressed parts")
 
 
 # gzip (RFC 1952): one member or several
@@ -84,15 +106,17 @@ _GZIP_PIECE_BYTES = 16 * 1024
 def _decompress_gzip(data: memoryview, limit_bytes: int) -> bytes:
     parts: list[bytes] = []
     left = limit_bytes
-    start = 0
+    start = members = 0
     while True:
+        members += 1
+        _check_parts(members)
         member = zlib.decompressobj(wbits=_GZIP_WINDOW_BITS)
         while not member.eof:
             piece = data[start : start + _GZIP_PIECE_BYTES]
             if not piece:
                 raise DecompressionError("gzip: a member is cut off")
             try:
-                part = member.decompress(piece, left + 1)
+                part = member.decompress(piece, min(STEP_BYTES, left + 1))
             except zlib.error as error:
                 raise DecompressionError(f"gzip: {error}") from None
             left -= len(part)
@@ -111,8 +135,6 @@ _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_HEADER_BYTES = len(_XERIAL_HEADER)
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _BLOCK_LENGTH = struct.Struct(">i")
-_SNAPPY_RATIO_MAX = 22
-"""A copy of three bytes gives at most 64."""
 
 
 def _compress_snappy(data: bytes | bytearray | memoryview) -> bytes:
@@ -133,11 +155,13 @@ def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
         return _snappy_block(data, limit_bytes, limit_bytes)
     parts: list[bytes] = []
     left = limit_bytes
-    start = 0
+    start = headers = 0
     while start < len(data):
+        _check_parts(len(parts) + headers)
         # Streams that were appended to one another have a header again where a length would be.
         if data[start : start + len(_XERIAL_MAGIC)] == _XERIAL_MAGIC:
             start += _XERIAL_HEADER_BYTES
+            headers += 1
             if start > len(data):
                 raise DecompressionError("snappy: the frame's header is cut off")
             continue
@@ -160,16 +184,17 @@ def _snappy_block(block: memoryview, left: int, limit_bytes: int) -> bytes:
         size = cramjam.snappy.decompress_raw_len(block)
         if size > left:
             raise _too_large(limit_bytes)
-        if size > len(block) * _SNAPPY_RATIO_MAX:
+        if size > len(block) * EXPANSION_MAX[Codec.SNAPPY]:
             raise DecompressionError(f"snappy: {len(block)} bytes cannot hold {size}")
-        return bytes(cramjam.snappy.decompress_raw(block))
+        unpacked = memoryview(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError as error:
         raise DecompressionError(str(error)) from None
+    if size <= STEP_BYTES:
+        return bytes(unpacked)
+    return b"".join([bytes(unpacked[start : start + STEP_BYTES]) for start in range(0, size, STEP_BYTES)])
 
 
 # lz4: the frame format
-
-_LZ4_STEP_BYTES = 1024 * 1024
 
 
 def _compress_lz4(data: bytes | bytearray | memoryview) -> bytes:
@@ -187,12 +212,12 @@ def _decompress_lz4(data: memoryview, limit_bytes: int) -> bytes:
 
     parts: list[bytes] = []
     left = limit_bytes
-    start = 0
+    start = frames = 0
     context = lz4.frame.create_decompression_context()
     while True:
         try:
             part, taken, at_end = lz4.frame.decompress_chunk(
-                context, data[start:], max_length=min(_LZ4_STEP_BYTES, left + 1)
+                context, data[start:], max_length=min(STEP_BYTES, left + 1)
             )
         except RuntimeError as error:
             raise DecompressionError(f"lz4: {error}") from None
@@ -201,9 +226,12 @@ def _decompress_lz4(data: memoryview, limit_bytes: int) -> bytes:
             raise _too_large(limit_bytes)
         parts.append(part)
         start += taken
-        if at_end and start == len(data):
-            return b"".join(parts)
-        if not at_end and not taken and not part:
+        if at_end:
+            if start == len(data):
+                return b"".join(parts)
+            frames += 1
+            _check_parts(frames)
+        elif not taken and not part:
             raise DecompressionError("lz4: a frame is cut off")
 
 
@@ -225,12 +253,15 @@ def _decompress_zstd(data: memoryview, limit_bytes: int) -> bytes:
     decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
     parts: list[bytes] = []
     left = limit_bytes
+    blocks = content_bytes_max = 0
     while True:
+        blocks += 1
+        _check_parts(blocks)
         if _ZSTD_SKIPPABLE_MAGIC.match(data):
             data = _after_skippable_frame(data)
         else:
             try:
-                size, content_bytes_max = _zstd_frame_extent(data)
+                size, content_bytes_max, blocks = _zstd_frame_extent(data, blocks)
                 declared = zstandard.frame_content_size(data)
                 if declared > left:
                     raise _too_large(limit_bytes)
@@ -239,6 +270,8 @@ def _decompress_zstd(data: memoryview, limit_bytes: int) -> bytes:
                 # The decoder takes 0 for "not said".
                 part = decoder.decompress(data[:size], max_output_size=max(1, min(content_bytes_max, left)))
             except zstandard.ZstdError as error:
+                if content_bytes_max > left:  # a frame without a content size that is too large ends so too
+                    raise _too_large(limit_bytes) from None
                 raise DecompressionError(f"zstd: {error}, with {left} of {limit_bytes} bytes left") from None
             left -= len(part)
             if left < 0:
@@ -258,8 +291,9 @@ def _after_skippable_frame(data: memoryview) -> memoryview:
     return data[_ZSTD_SKIPPABLE_HEADER.size + length :]
 
 
-def _zstd_frame_extent(data: memoryview) -> tuple[int, int]:
-    """Size of the frame that `data` begins with, and the most that its blocks can hold.
+def _zstd_frame_extent(data: memoryview, blocks: int) -> tuple[int, int, int]:
+    """Size of the frame that `data` begins with, the most that its blocks can hold, and the number of blocks, added to
+    `blocks`.
 
     The decoder tells neither where a frame ends nor, when its content size is missing as in all that Java streams, how
     much to give it; the headers of the blocks (RFC 8878, 3.1.1.2) say both.
@@ -271,6 +305,8 @@ def _zstd_frame_extent(data: memoryview) -> tuple[int, int]:
     content_bytes_max = 0
     is_last = 0
     while not is_last:
+        blocks += 1
+        _check_parts(blocks)
         header = int.from_bytes(data[end : end + 3], "little")
         is_last, kind, length = header & 1, header >> 1 & 3, header >> 3
         content_bytes_max += length if kind in (_ZSTD_RAW, _ZSTD_RLE) else _ZSTD_BLOCK_BYTES_MAX
@@ -281,4 +317,4 @@ def _zstd_frame_extent(data: memoryview) -> tuple[int, int]:
         end += 4
         if end > len(data):
             raise DecompressionError("zstd: a frame's checksum is cut off")
-    return end, content_bytes_max
+    return end, content_bytes_max, blocks

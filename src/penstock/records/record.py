@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.model.limits import DECOMPRESSED_BYTES_MAX, HEADERS_PER_RECORD_MAX
-from penstock.records.batch import MAGIC, Batch, BatchError
-from penstock.records.compression import decompress
+from penstock.model.limits import DECOMPRESSED_BYTES_MAX, HEADERS_PER_BATCH_MAX, HEADERS_PER_RECORD_MAX
+from penstock.records.batch import HEADER_BYTES, MAGIC, Batch, BatchError, BatchTooLarge
+from penstock.records.compression import EXPANSION_MAX, Codec, decompress
 from penstock.records.varint import INT64_MAX, INT64_MIN, read_varint, read_varlong
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -61,6 +61,23 @@ def unpacked(batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> bytes:
     return data
 
 
+def header_problem(batch: Batch) -> str | None:
+    """Why the header cannot be true of any records, judged by its fields and the size of the payload; None if it can.
+
+    The payload is not unpacked, so a count that the codec could hold may still be wrong. Log cleaning removes records
+    and keeps the last offset: a count may be smaller than the range of offsets.
+    """
+    count, delta, codec = batch.count, batch.last_offset_delta, batch.compression
+    if not 0 <= count <= delta + 1:
+        return f"a record count of {count} does not match the last offset delta {delta}"
+    if codec >= len(EXPANSION_MAX):
+        return f"compression {codec} is not known"
+    size = batch.size - HEADER_BYTES
+    if count * RECORD_BYTES_MIN > min(size * EXPANSION_MAX[codec], DECOMPRESSED_BYTES_MAX):
+        return f"{count} records cannot fit into {size} bytes (compression: {Codec(codec).name.lower()})"
+    return None
+
+
 def records_from(batch: Batch, data: bytes, at: int = 0, index: int = 0) -> Iterator[Record]:
     """The records in `data`, which is what `batch` unpacks to, from the one with that index on, which begins at `at`."""
     size = len(data)
@@ -72,6 +89,7 @@ def records_from(batch: Batch, data: bytes, at: int = 0, index: int = 0) -> Iter
     base_timestamp = batch.base_timestamp
     last_offset_delta = batch.last_offset_delta
     previous = index - 1
+    headers_left = HEADERS_PER_BATCH_MAX
     try:
         for _ in range(batch.count - index):
             # Varints of one byte, and lengths of two, are taken in place: calls would double the cost. All others go
@@ -144,6 +162,9 @@ def records_from(batch: Batch, data: bytes, at: int = 0, index: int = 0) -> Iter
             headers: Headers = ()
             if data[at]:
                 headers, at = _read_headers(data, at, end)
+                headers_left -= len(headers)
+                if headers_left < 0:
+                    raise BatchTooLarge(f"more than {HEADERS_PER_BATCH_MAX} headers in a batch")
             else:
                 at += 1
             if at != end:
@@ -172,12 +193,24 @@ def _read_headers(data: bytes, offset: int, end: int) -> tuple[Headers, int]:
     if not 0 <= count * HEADER_BYTES_MIN <= end - at:
         raise BatchError(f"{count} headers in {end - at} bytes")
     if count > HEADERS_PER_RECORD_MAX:
-        raise BatchError(f"{count} headers, {HEADERS_PER_RECORD_MAX} are allowed")
+        raise BatchTooLarge(f"{count} headers, {HEADERS_PER_RECORD_MAX} are allowed")
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(count):
-        name, at = _read_bytes(data, at, end)
-        if name is None:
-            raise BatchError("a header without a name")
-        value, at = _read_bytes(data, at, end)
+        raw = data[at]
+        name: bytes | None
+        value: bytes | None
+        if raw & 0x81 == 0 and (stop := at + 1 + (raw >> 1)) <= end:
+            name = data[at + 1 : stop]
+            at = stop
+        else:
+            name, at = _read_bytes(data, at, end)
+            if name is None:
+                raise BatchError("a header without a name")
+        raw = data[at]
+        if raw & 0x81 == 0 and (stop := at + 1 + (raw >> 1)) <= end:
+            value = data[at + 1 : stop]
+            at = stop
+        else:
+            value, at = _read_bytes(data, at, end)
         headers.append((name.decode("utf-8", HEADER_NAME_ERRORS), value))
     return tuple(headers), at
