@@ -483,3 +483,21 @@ def test_trash_that_cannot_be_removed_does_not_keep_the_rest(tmp_path: Path) -> 
         directory.empty_trash()
     assert list((tmp_path / ".trash").iterdir()) == [stuck]
     crash(directory)
+
+
+def test_deletion_by_a_mark_that_cannot_be_synced_has_not_happened(tmp_path: Path) -> None:
+    """It is refused, so records may be acknowledged afterwards: the next start must not find the mark."""
+    directory, log = filled(tmp_path)
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "on cue")
+
+    real, directory.disk.system_calls.sync_full = directory.disk.system_calls.sync_full, fail
+    with pytest.raises(OSError, match="on cue"):
+        directory.mark_deleted(TOPIC_ID, ["t-0"])
+    assert directory.marked_deleted() == set()
+    assert values_of(log, directory.disk) == VALUES
+    directory.disk.system_calls.sync_full = real
+    assert directory.mark_deleted(TOPIC_ID, ["t-1", "t-0"])
+    assert directory.marked_deleted() == {TOPIC_ID}
+    assert not (tmp_path / "t-0").exists()

@@ -101,7 +101,7 @@ def test_a_failed_flush_is_told_once_and_not_tried_again(
     disk.permits.release(10)
     loop.turn_until(lambda: loop.flushed)
     assert loop.flushed == ["t-0"]
-    assert log.failure is disk.error
+    assert str(log.failure) == str(disk.error)
     assert disk.begun.empty()
 
 

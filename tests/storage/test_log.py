@@ -10,7 +10,7 @@ import pytest
 
 from penstock.model.errors import BrokerError, Fault
 from penstock.storage.files import Buffer, Disk, DiskFailed, DiskFull, LogFile
-from penstock.storage.log import PartitionLog
+from penstock.storage.log import PLACES_REMEMBERED, PartitionLog
 from penstock.storage.segment import Segment
 from tests.storage.logs import NOW_MS, append, batch, flush, new_log, read, read_all, records_of, values_of
 
@@ -363,8 +363,8 @@ def test_files_that_retention_deletes_during_a_flush_do_not_fail_the_log(tmp_pat
     log.delete_dropped(2, NOW_MS)
     log.sweep_doomed(NOW_MS)
     job.run(disk)
-    assert job.deleted
     log.end_flush(job)
+    assert job.deleted
     assert (log.failure, log.flushed_offset) == (None, 3)
 
 
@@ -433,3 +433,12 @@ def test_a_deleted_file_that_cannot_be_unlinked_is_tried_again(tmp_path: Path) -
     disk.refuses = False
     log.sweep_doomed(NOW_MS)
     assert not list(log.directory.glob("*.deleted"))
+
+
+def test_remembered_places_of_batches_are_bounded(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk)
+    for number in range(PLACES_REMEMBERED + 5):
+        append(log, [b"%d" % number])
+        assert len(log._places) <= PLACES_REMEMBERED
+    assert values_of(log, disk) == [b"%d" % number for number in range(PLACES_REMEMBERED + 5)]

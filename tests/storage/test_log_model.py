@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from penstock.records.batch import Batch
 from penstock.records.record import read_records
 from penstock.storage.files import Disk
-from penstock.storage.log import FlushJob, PartitionLog
+from penstock.storage.flush_job import FlushJob
+from penstock.storage.log import PartitionLog
 from penstock.storage.retention import expired_segments
 from tests.storage.logs import NOW_MS, StoredRecord, batch, config, new_log, read, read_all, records_of
 

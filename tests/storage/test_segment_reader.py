@@ -12,6 +12,7 @@ from penstock.records.record import read_records
 from penstock.storage import segment_reader
 from penstock.storage.segment_reader import (
     Damage,
+    DamageKind,
     base_offset_of,
     check_indexes,
     list_partitions,
@@ -93,21 +94,26 @@ def test_a_flipped_bit_anywhere_in_a_batch_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tail", "reason"),
+    ("tail", "kind", "reason"),
     [
-        (bytes(200), "magic 0"),
-        (bytes(8) + struct.pack(">i", 2**31 - 1) + bytes(4) + b"\x02" + bytes(60), "is cut off"),
-        (bytes(8) + struct.pack(">i", -5) + bytes(4) + b"\x02" + bytes(60), "length -5 is too small"),
-        (bytes(60), "60 bytes are too few"),
+        (bytes(200), DamageKind.NO_BATCH, "magic 0"),
+        (bytes(8) + struct.pack(">i", 2**31 - 1) + bytes(4) + b"\x02" + bytes(60), DamageKind.TORN, "is cut off"),
+        (
+            bytes(8) + struct.pack(">i", -5) + bytes(4) + b"\x02" + bytes(60),
+            DamageKind.NO_BATCH,
+            "length -5 is too small",
+        ),
+        (bytes(60), DamageKind.TORN, "60 bytes are too few"),
     ],
 )
-def test_what_is_no_batch_is_named(tmp_path: Path, tail: bytes, reason: str) -> None:
+def test_what_is_no_batch_is_named(tmp_path: Path, tail: bytes, kind: DamageKind, reason: str) -> None:
     path, _ = segment(tmp_path, [[b"a"]])
     with path.open("ab") as file:
         file.write(tail)
     values, damage = values_of(path)
     assert values == [b"a"]
     assert damage is not None
+    assert damage.kind is kind
     assert reason in str(damage)
 
 
@@ -117,6 +123,7 @@ def test_offsets_that_go_back_are_damage(tmp_path: Path) -> None:
     values, damage = values_of(path)
     assert values == [b"a", b"b"]
     assert damage is not None
+    assert damage.kind is DamageKind.ORDER
     assert "base offset 6 where 7 or more is due" in damage.reason
     path.write_bytes(batch(4, [b"a"]))
     assert values_of(path)[0] == []

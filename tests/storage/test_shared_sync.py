@@ -139,7 +139,7 @@ def test_a_failed_shared_sync_is_the_last_and_every_log_asks_for_itself(
         parts.disk.permits.release(100)
         parts.system.permits.release(100)
         parts.loop.turn_until(lambda: len(parts.loop.flushed) == 10)
-    assert [log.failure for log in logs[2:]] == [parts.disk.error] * 8
+    assert [str(log.failure) for log in logs[2:]] == [str(parts.disk.error)] * 8
     assert [log.flushed_offset for log in logs[2:]] == [1] * 8
     assert "every log is synced by itself" in caplog.text
     parts.system.error = parts.disk.error = None

@@ -11,6 +11,8 @@ Tombstones (a key with a null value) stay for delete.retention.ms after the firs
 lag see them; the batch carries that time (KIP-534). Records of aborted transactions go. A transaction's marker stays
 while any of its records does, because the producer's state is made from both. A producer's last batch leaves at least its
 header, so that its sequence is known.
+
+A batch that holds more than the broker would look into (it came before the topic was compacted) stays as it is, whole.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.records.batch import Batch
+from penstock.model.limits import PREPARED_RECORDS_MAX
+from penstock.records.batch import Batch, BatchTooLarge
 from penstock.records.builder import rebuild_batch
 from penstock.records.record import Record, read_records
+from penstock.records.walk import unpacked_bytes_max
 from penstock.storage.files import Disk, FileCache
 from penstock.storage.segment import Segment
 from penstock.storage.segment_reader import SegmentScan
@@ -134,9 +138,12 @@ class Cleaner:
                 if not batch.is_control and not self._aborted.has(batch):
                     if len(last) + batch.count > job.keys_max and covered > job.first_dirty_offset:
                         return covered
-                    for offset, _, key, _, _ in read_records(batch):
-                        if key is not None and offset >= job.first_dirty_offset:
-                            last[_short(key)] = offset
+                    try:
+                        for offset, _, key, _, _ in _records(batch):
+                            if key is not None and offset >= job.first_dirty_offset:
+                                last[_short(key)] = offset
+                    except BatchTooLarge:
+                        pass  # it stays, and with it the records that are in the map
                 covered = batch.next_offset
         return job.end_offset
 
@@ -155,15 +162,21 @@ class Cleaner:
         horizon_ms = batch.delete_horizon_ms
         kept: list[Record] = []
         has_tombstone = False
-        for record in read_records(batch):
-            self._read += 1
-            if not self._stays(record):
-                continue
-            if record.value is None:
-                if horizon_ms is not None and horizon_ms < job.now_ms:
+        self._read += batch.count
+        try:
+            for record in _records(batch):
+                if not self._stays(record):
                     continue
-                has_tombstone = True
-            kept.append(record)
+                if record.value is None:
+                    if horizon_ms is not None and horizon_ms < job.now_ms:
+                        continue
+                    has_tombstone = True
+                kept.append(record)
+        except BatchTooLarge:
+            self._kept += batch.count
+            if batch.is_transactional:
+                self._producers_with_data.add(batch.producer_id)
+            return batch
         self._kept += len(kept)
         if not kept:
             return self._bare(batch)
@@ -285,6 +298,13 @@ class _Output:
             written.append(transactions)
         self.files = {path.name.removesuffix(self._tag): self._disk.size(path) for path in written}
         return SourceSegment(segment.base_offset, segment.size)
+
+
+def _records(batch: Batch) -> Iterator[Record]:
+    """The records, if the broker would look into so large a batch; raises BatchTooLarge otherwise."""
+    if batch.count > PREPARED_RECORDS_MAX:
+        raise BatchTooLarge(f"{batch.count} records")
+    return read_records(batch, unpacked_bytes_max(batch.size))
 
 
 def _short(key: bytes) -> bytes:

@@ -6,7 +6,9 @@
     checkpoint      recovery point and log start offset of every log, every few seconds
     clean-stop      where each log ended; exists only between a clean stop and the next start
     topics          the broker's catalogue (kept for it as opaque bytes)
+    reserve         room for the broker's own writes when the disk is full
     .trash/         folders of deleted partitions on their way out
+    .deleted-<id>/  a topic that was deleted when there was no room for a new catalogue; goes with the next one
     <topic>-<n>/    the partitions, in Kafka's layout
     *.stray/        partitions of no topic that were in the way of a new one; never deleted by the broker
 
@@ -17,8 +19,10 @@ clear line; a damaged checkpoint or marker only makes recovery look at more.
 from __future__ import annotations
 
 import base64
+import errno
 import itertools
 import logging
+import os
 import re
 import threading
 import uuid
@@ -30,9 +34,20 @@ import msgspec
 
 from penstock.model.errors import StartError
 from penstock.model.topic_config import TopicConfig
-from penstock.storage.files import ChecksumMismatch, DirectoryLock, Disk, FileCache, read_checked, write_checked
+from penstock.storage.files import (
+    ChecksumMismatch,
+    DirectoryLock,
+    Disk,
+    DiskFull,
+    FileCache,
+    checked,
+    read_checked,
+    write_checked,
+)
 from penstock.storage.log import PartitionLog
 from penstock.storage.recovery import UNKNOWN, LogBounds, LogState, RecoveryReport, open_log
+from penstock.storage.reserve import Reserve
+from penstock.storage.room import Room
 from penstock.storage.segment import Segment
 from penstock.storage.shared_sync import SharedSync, shared_sync
 
@@ -41,6 +56,7 @@ logger = logging.getLogger("penstock.storage")
 METADATA_FILE = "partition.metadata"
 _TRASH = ".trash"
 _STRAY = ".stray"
+_DELETED = re.compile(r"\.deleted-([0-9a-f]{32})")
 _PARTITION = re.compile(r".+-\d+")
 _FLUSH_THREADS = 8
 _FLUSHES_AT_ONCE = 64
@@ -53,7 +69,10 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class DataDirectory:
-    def __init__(self, path: Path, disk: Disk | None = None, open_files_max: int = 1024) -> None:
+    def __init__(
+        self, path: Path, disk: Disk | None = None, open_files_max: int = 1024, reserve_bytes: int = 0
+    ) -> None:
+        """Without `reserve_bytes` a full disk is an error of each write alone."""
         self.path = path
         self.disk = disk or Disk()
         self.files = FileCache(self.disk, open_files_max)
@@ -73,7 +92,10 @@ class DataDirectory:
         self._offline: dict[str, LogBounds] = {}
         """Logs that are not served: what is known of them is kept for the next start."""
         self._checkpointed = b""
+        self.reserve: Reserve | None = None
         try:
+            if reserve_bytes:
+                self.reserve = Reserve(self.disk, path, reserve_bytes)
             self._states: dict[str, LogState] | None = self._read_marker()
             self._bounds: dict[str, LogBounds] | None = self._read_checkpoint()
             self.clean = self._states is not None
@@ -117,7 +139,10 @@ class DataDirectory:
             return int(payload)
         else:
             epoch = int(payload) + 1
-        self.write_state("leader-epoch", b"%d\n" % epoch)
+        if payload is None:
+            self.write_state("leader-epoch", b"%d\n" % epoch)
+        else:  # owed, it may be given again by the next start: nothing is written in it before it is stored
+            self.write_or_owe_state("leader-epoch", b"%d\n" % epoch)
         return epoch
 
     # ------------------------------------------------------------------------------------------------ small files
@@ -134,6 +159,13 @@ class DataDirectory:
     def write_state(self, name: str, payload: bytes) -> None:
         write_checked(self.disk, self.path / name, payload)
 
+    def owe_state(self, name: str, payload: bytes) -> None:
+        self.disk.owe(self.path / name, checked(payload))
+
+    def write_or_owe_state(self, name: str, payload: bytes) -> None:
+        """As `write_state`, but without any room on the disk the file is written later."""
+        self.disk.replace_or_owe(self.path / name, checked(payload))
+
     def _read_marker(self) -> dict[str, LogState] | None:
         try:
             return msgspec.json.decode(read_checked(self.disk, self.path / "clean-stop"), type=dict[str, LogState])
@@ -147,9 +179,19 @@ class DataDirectory:
             return None
 
     def checkpoint_payload(self, logs: Iterable[PartitionLog]) -> bytes:
-        return msgspec.json.encode(self._offline | {log.name: _bounds_of(log) for log in logs})
+        return self.checkpoint_of([self.checkpoint_part(logs)])
+
+    @staticmethod
+    def checkpoint_part(logs: Iterable[PartitionLog]) -> bytes:
+        """What the checkpoint says of these logs, to be put together by `checkpoint_of`."""
+        return msgspec.json.encode({log.name: _bounds_of(log) for log in logs})[1:-1]
+
+    def checkpoint_of(self, parts: Iterable[bytes]) -> bytes:
+        offline = msgspec.json.encode(self._offline)[1:-1]
+        return b"{" + b",".join(part for part in (offline, *parts) if part) + b"}"
 
     def write_checkpoint(self, payload: bytes) -> None:
+        self.disk.settle()
         if payload != self._checkpointed:
             write_checked(self.disk, self.path / "checkpoint", payload)
             self._checkpointed = payload
@@ -178,9 +220,12 @@ class DataDirectory:
     def _release(self) -> None:
         if self.shared_sync is not None:
             self.shared_sync.close()
+        if self.reserve is not None:
+            self.reserve.close()
         self._lock.release()
 
     def _close_logs(self, logs: list[PartitionLog]) -> None:
+        self.disk.settle()
         self.flush(logs)
         states = {}
         for log in logs:
@@ -234,10 +279,14 @@ class DataDirectory:
         """The log was opened but is not to be served."""
         self._offline[log.name] = _bounds_of(log)
 
-    def create_log(self, name: str, topic_id: uuid.UUID, config: TopicConfig) -> PartitionLog:
+    def create_log(
+        self, name: str, topic_id: uuid.UUID, config: TopicConfig, endures: Room = Room.AMPLE
+    ) -> PartitionLog:
         """A new, empty log; safe on disk when it returns. Called off the loop, because it waits for the disk, so it touches
         files only: `adopt` does the rest."""
         directory = self.path / name
+        if self.disk.room > endures:
+            raise DiskFull(errno.ENOSPC, f"{directory}: no room on the disk")
         if self.disk.exists(directory):
             self._clear_away(name)
         self.disk.make_directory(directory)
@@ -264,6 +313,13 @@ class DataDirectory:
         self.disk.rename(self.path / name, self.path / kept)
         logger.warning("folder %s holds records of no topic of the catalogue; it is %s from now on", name, kept)
 
+    def discard(self, names: Iterable[str]) -> None:
+        """Delete the folders of partitions that were not created after all, but none with records."""
+        for name in names:
+            if self.disk.exists(self.path / name) and not self._holds_records(name):
+                self.trash(name)
+        self.empty_trash()
+
     def _holds_records(self, name: str) -> bool:
         return any(size for file, size in self.disk.sizes(self.path / name).items() if file.endswith(".log"))
 
@@ -275,6 +331,38 @@ class DataDirectory:
         self._offline.pop(name, None)
         with self.folder_lock:
             self.disk.rename(self.path / name, self.path / _TRASH / uuid.uuid4().hex)
+
+    def mark_deleted(self, topic_id: uuid.UUID, folders: Iterable[str]) -> bool:
+        """Record a deletion by renaming one folder of the topic: where a catalogue finds no room, that needs none. False
+        when there is no folder, and so nothing that takes room."""
+        for folder in folders:
+            place, mark = self.path / folder, self.path / f".deleted-{topic_id.hex}"
+            if not self.disk.exists(place):
+                continue
+            with self.folder_lock:
+                self.disk.rename(place, mark)
+                try:
+                    self.sync()
+                except OSError:  # the deletion is refused, so the next start must not find it
+                    self.disk.rename(mark, place)
+                    raise
+            self._offline.pop(folder, None)
+            return True
+        return False
+
+    def marked_deleted(self) -> set[uuid.UUID]:
+        return {uuid.UUID(found[1]) for name in self.disk.names(self.path) if (found := _DELETED.fullmatch(name))}
+
+    def empty_deleted(self) -> None:
+        """Delete the files of topics that are marked as deleted, write what is owed with the room that this gives, and then
+        delete the marks: from here on the catalogue must not name the topics."""
+        marks = [name for name in self.disk.names(self.path) if _DELETED.fullmatch(name)]
+        for mark in marks:
+            for name in self.disk.names(self.path / mark):
+                self.disk.remove(self.path / mark / name)
+        self.disk.settle()
+        for mark in marks:
+            self.disk.remove_directory(self.path / mark)
 
     def empty_trash(self) -> None:
         """Delete what was thrown away. What cannot be deleted stays, does not keep the rest, and is raised at the end."""
@@ -296,6 +384,10 @@ class DataDirectory:
                 f"{self.path / name} is missing, but there are records ({found[0]}, {len(found)} in all): restore it from a "
                 "backup; the directory of another broker comes over with `penstock import`"
             )
+
+    def without_path(self, text: str) -> str:
+        """The text with paths as seen from this directory: where it lies is none of the clients' business."""
+        return text.replace(f"{self.path}{os.sep}", "")
 
     def strays(self, known: Iterable[str]) -> list[str]:
         """Folders that look like partitions but that the catalogue does not know."""

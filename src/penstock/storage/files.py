@@ -11,19 +11,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import get_ident
+from typing import Any, TypeVar
 
 from crc32c import crc32c
 
 from penstock.model.errors import StartError
 from penstock.storage import system
+from penstock.storage.refusals import Refusals
+from penstock.storage.room import FULL, Room, no_reserve
 from penstock.storage.system import Buffer, SystemCalls
+
+logger = logging.getLogger("penstock.storage")
+
+T = TypeVar("T")
 
 BUFFERS_PER_WRITE_MAX = 1024
 """IOV_MAX of Linux."""
@@ -31,7 +40,7 @@ BUFFERS_PER_WRITE_MAX = 1024
 TEMPORARY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
 """The system was short of descriptors or memory, or was interrupted: the call failed, the disk did not. The request that
 needed the call is refused, and the next one may succeed. A failed sync is never one of these."""
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_ROOM = FULL | {errno.EFBIG}
 _READ_CHUNK_BYTES = 1024 * 1024
 UNREADABLE_REMEMBERED_S = 1.0
 """After that the disk is asked again."""
@@ -51,6 +60,26 @@ class ReadFailed(DiskFailed):
 
     position = 0
     """The first byte that could not be read."""
+
+
+def public_reason(error: OSError) -> str:
+    """What clients are told of an error. Only the log has the text with the path."""
+    return os.strerror(error.errno) if error.errno else "see the broker's log"
+
+
+def is_temporary(error: OSError) -> bool:
+    """Whether the next try may succeed, because the disk is not to blame."""
+    return not isinstance(error, DiskFailed) and (error.errno in TEMPORARY or error.errno in _NO_ROOM)
+
+
+def disk_failure(error: OSError) -> DiskFailed:
+    """The error to keep. A new one: the traceback of the one that was raised holds open files."""
+    return DiskFailed(error.errno, error.strerror if isinstance(error, DiskFailed) else str(error))
+
+
+def untraced(error: OSError) -> OSError:
+    """The error to keep when it is no failure of the disk."""
+    return OSError(error.errno, error.strerror)
 
 
 class Cold(Exception):
@@ -73,8 +102,9 @@ class LogFile:
         self.path = path
         self.device: int | None = None
         """Of the file system that it is on, once somebody asked."""
-        self.unreadable: tuple[int, float, ReadFailed] | None = None
-        """Where a reader thread failed last, until when that is remembered, and the error."""
+        self.unreadable: tuple[int, float, int | None, str | None] | None = None
+        """Where a reader thread failed last, until when that is remembered, the errno and its text. Not the exception: its
+        traceback would keep this file open."""
 
     def fileno(self) -> int:
         return self.fd
@@ -93,9 +123,31 @@ class Disk:
     def __init__(self, calls: SystemCalls | None = None) -> None:
         self.system_calls = calls or SystemCalls()
         self.nowait = system.has_nowait()
+        self.refusals = Refusals()
+        self.room = Room.AMPLE
+        """Worse than ample only where there is a reserve (`Reserve`), which knows when it is over."""
+        self.make_room: Callable[[Room], bool] = no_reserve
+        """Free a part of the reserve, unless the state is another than the one given; whether to try again."""
+        self.may_owe = False
+        """Whether a file that there is no room for may be written later: who keeps a reserve looks after that."""
+        self.owed: dict[Path, bytes] = {}
+        """Files that are to be replaced as soon as there is room. Until then nothing is appended to any log."""
+        self._owed_lock = threading.RLock()
+
+    def with_room(self, write: Callable[..., T], *args: Any) -> T:
+        """Do a small write of the broker itself; if the disk is full, again with what the reserve frees."""
+        while True:
+            seen = self.room
+            try:
+                return write(*args)
+            except OSError as error:
+                if error.errno not in FULL or not self.make_room(seen):
+                    raise
 
     def open(self, path: Path, *, create: bool = False) -> LogFile:
-        flags = os.O_RDWR | system.OPEN_FLAGS | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR | system.OPEN_FLAGS
+        if create:
+            return LogFile(self.with_room(self.system_calls.open, path, flags | os.O_CREAT, 0o640), path)
         return LogFile(self.system_calls.open(path, flags, 0o640), path)
 
     def open_to_read(self, path: Path) -> LogFile:
@@ -131,11 +183,21 @@ class Disk:
                 raise OSError(error.errno, text) from error
             raise DiskFailed(error.errno, text) from error
         if done < total:
-            full = DiskFull(errno.ENOSPC, f"{file.path}: only {done} of {total} bytes were written")
-            self._cut_back(file, position, full)
-            raise full
+            code = self._why_short(file, position + done)
+            text = f"{file.path}: only {done} of {total} bytes were written: {os.strerror(code)}"
+            self._cut_back(file, position, text)
+            raise DiskFull(code, text)
 
-    def _cut_back(self, file: LogFile, position: int, cause: OSError) -> None:
+    def _why_short(self, file: LogFile, position: int) -> int:
+        """The errno of a write that ended at `position`: the system says it to whoever writes there next."""
+        try:
+            self.system_calls.write(file.fd, b"\0", position)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                return error.errno
+        return errno.ENOSPC
+
+    def _cut_back(self, file: LogFile, position: int, cause: object) -> None:
         try:
             self.truncate(file, position)
         except OSError as error:
@@ -210,9 +272,11 @@ class Disk:
     def _not_now(file: LogFile, position: int, length: int) -> Cold | ReadFailed:
         """Cold, unless a reader thread has tried already: bytes that cannot be read never come into memory."""
         if file.unreadable is not None:
-            at, until, error = file.unreadable
+            at, until, code, text = file.unreadable
             if position <= at < position + length and time.monotonic() < until:
-                return error.with_traceback(None)
+                failed = ReadFailed(code, text)
+                failed.position = at
+                return failed
         return Cold(file, position, length)
 
     def read_ahead(self, cold: Cold, ahead_bytes: int) -> None:
@@ -223,8 +287,9 @@ class Disk:
                 self.read_at(cold.file, cold.position, length)
                 return
             except ReadFailed as error:
-                failed = error
-        cold.file.unreadable = failed.position, time.monotonic() + UNREADABLE_REMEMBERED_S, failed
+                until = time.monotonic() + UNREADABLE_REMEMBERED_S
+                unreadable = error.position, until, error.errno, error.strerror
+        cold.file.unreadable = unreadable
 
     def size(self, path: Path) -> int:
         return self.system_calls.stat(path).st_size
@@ -255,10 +320,10 @@ class Disk:
     def make_directory(self, path: Path, mode: int = 0o750) -> None:
         """Create the directory, and with the default mode those above it, unless it exists."""
         try:
-            self.system_calls.make_directory(path, mode)
+            self.with_room(self.system_calls.make_directory, path, mode)
         except FileNotFoundError:
             self.make_directory(path.parent, 0o777)
-            self.system_calls.make_directory(path, mode)
+            self.with_room(self.system_calls.make_directory, path, mode)
         except FileExistsError:
             if not self.is_directory(path):
                 raise
@@ -274,12 +339,12 @@ class Disk:
         self.system_calls.remove_directory(path)
 
     def rename(self, old: Path, new: Path) -> None:
-        self.system_calls.rename(old, new)
+        self.with_room(self.system_calls.rename, old, new)
 
     def link(self, path: Path, name: Path) -> None:
         """Give a file a second name. A file system without hard links (exFAT, some network mounts) gets a copy."""
         try:
-            self.system_calls.link(path, name)
+            self.with_room(self.system_calls.link, path, name)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -299,6 +364,9 @@ class Disk:
 
     def append_to(self, path: Path, data: Buffer) -> None:
         """Append all of `data` to a file, created if there is none, or nothing."""
+        self.with_room(self._append_to, path, data)
+
+    def _append_to(self, path: Path, data: Buffer) -> None:
         flags = os.O_RDWR | os.O_CREAT | system.OPEN_FLAGS
         file = LogFile(self.system_calls.open(path, flags, 0o640), path)
         self._write_all(file, self.open_size(file), (data,), len(data))
@@ -312,14 +380,51 @@ class Disk:
 
     def replace_whole(self, path: Path, data: Buffer, *, durable: bool = True) -> None:
         """The file has the old content or the new one, whatever happens in between."""
+        if path not in self.owed:
+            self.with_room(self._replace_whole, path, data, durable)
+            return
+        with self._owed_lock:
+            self.with_room(self._replace_whole, path, data, durable)
+            self.owed.pop(path, None)
+
+    def replace_or_owe(self, path: Path, data: Buffer, *, durable: bool = True) -> None:
+        """As `replace_whole`, but a disk without any room is no error: the file is written when there is some."""
+        try:
+            self.replace_whole(path, data, durable=durable)
+        except OSError as error:
+            if error.errno not in FULL or not self.may_owe:
+                raise
+            self.owe(path, data)
+
+    def owe(self, path: Path, data: Buffer) -> None:
+        if not self.owed:
+            logger.warning("no room to write %s, it is kept in memory: nothing is appended until it is on disk", path)
+        with self._owed_lock:
+            self.owed[path] = bytes(data)
+
+    def settle(self) -> None:
+        """Write what is owed; raises OSError when there is no room yet. Waits for the disk."""
+        with self._owed_lock:
+            for path, data in list(self.owed.items()):
+                with contextlib.suppress(FileNotFoundError):  # the folder was deleted meanwhile
+                    self.replace_whole(path, data)
+                self.owed.pop(path, None)
+
+    def _replace_whole(self, path: Path, data: Buffer, durable: bool) -> None:
         aside = path.with_name(path.name + ".tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | system.OPEN_FLAGS
         file = LogFile(self.system_calls.open(aside, flags, 0o640), aside)
-        done = 0
-        while done < len(data):
-            done += self.system_calls.write(file.fd, data[done:] if done else data, done)
-        if durable:
-            self.system_calls.sync_full(file.fd)
+        try:
+            done = 0
+            while done < len(data):
+                done += self.system_calls.write(file.fd, data[done:] if done else data, done)
+            if durable:
+                self.system_calls.sync_full(file.fd)
+        except OSError:
+            del file
+            with contextlib.suppress(OSError):
+                self.system_calls.unlink(aside)  # a part of it takes room that may be short
+            raise
         del file
         self.system_calls.rename(aside, path)
         if durable:
@@ -338,9 +443,13 @@ class ChecksumMismatch(ValueError):
     """A small file whose bytes are not what was written."""
 
 
+def checked(payload: bytes) -> bytes:
+    """The content of a small file with the CRC-32C of its payload on the first line: readable by people, checked by us."""
+    return b"crc32c %08x\n%s" % (crc32c(payload), payload)
+
+
 def write_checked(disk: Disk, path: Path, payload: bytes, *, durable: bool = True) -> None:
-    """A small file with the CRC-32C of its payload on the first line: readable by people, checked by us."""
-    disk.replace_whole(path, b"crc32c %08x\n%s" % (crc32c(payload), payload), durable=durable)
+    disk.replace_whole(path, checked(payload), durable=durable)
 
 
 def read_checked(disk: Disk, path: Path) -> bytes:
@@ -421,9 +530,10 @@ class DirectoryLock:
         try:
             calls.truncate(self._fd, 0)
             calls.write(self._fd, b"%d\n" % os.getpid(), 0)
-        except OSError:
-            self.release()
-            raise
+        except OSError as error:
+            if error.errno not in FULL:  # the lock holds without the number of its holder
+                self.release()
+                raise
 
     def release(self) -> None:
         if self._fd >= 0:

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.storage.files import Disk
-from penstock.storage.log import FlushJob, PartitionLog
+from penstock.storage.flush_job import FlushJob
+from penstock.storage.log import PartitionLog
 from penstock.storage.shared_sync import SharedSync
 
 ALONE_MAX = 2

@@ -3,10 +3,11 @@
     log start offset <= flushed offset <= log end offset
     high watermark = flushed offset, or the log end offset where the flush policy promises nothing
 
-States: *online*; *full* is no state (a write that found no room is cut back, answered with an error, and the next one may
-succeed); *failed* (a disk error, or files that somebody deleted: nothing is appended or flushed any more until the broker
-starts again, what was flushed can still be read); *offline* (recovery found damage before the recovery point: neither read
-nor written). A read error changes no state, and neither does a system that is short of descriptors.
+States: *online*; *full* is no state of a log (a write that found no room is cut back and answered with an error; when
+records are taken again is for the disk's reserve to say, `Disk.room`); *failed* (a disk error, or files that somebody
+deleted: nothing is appended or flushed any more until the broker starts again, what was flushed can still be read);
+*offline* (recovery found damage before the recovery point: neither read nor written). A read error changes no state, and
+neither does a system that is short of descriptors.
 
 Promises: offsets are dense and never given twice; state changes only after the whole write returned; nothing below the high
 watermark changes, except that retention and delete-records move the log start offset up.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import random
 import uuid
 from bisect import bisect_right
@@ -30,53 +32,25 @@ from penstock.model.ids import ZERO_ID
 from penstock.model.topic_config import TopicConfig
 from penstock.records.batch import BATCH_BYTES_MIN, Batch
 from penstock.storage.epochs import LeaderEpochs
-from penstock.storage.files import TEMPORARY, Disk, DiskFailed, DiskFull, FileCache, LogFile
+from penstock.storage.files import (
+    Disk,
+    DiskFailed,
+    DiskFull,
+    FileCache,
+    LogFile,
+    disk_failure,
+    is_temporary,
+    public_reason,
+    untraced,
+)
+from penstock.storage.flush_job import FlushJob
+from penstock.storage.room import FULL, Room
 from penstock.storage.segment import RELATIVE_OFFSET_MAX, Place, Segment, file_name
+
+logger = logging.getLogger("penstock.storage")
 
 PLACES_REMEMBERED = 64
 """Recent batch starts by offset: a consumer that follows the log asks for exactly one of these next."""
-
-
-class FlushJob:
-    """What has to reach the disk so that everything below `offset` is safe. Carried to a flusher thread and back."""
-
-    __slots__ = ("deleted", "directory", "error", "files", "log", "offset", "position", "refused", "segment")
-
-    def __init__(self, log: PartitionLog, files: list[LogFile], directory: Path | None) -> None:
-        self.log = log
-        self.files = files
-        self.directory = directory
-        """Set when a file was created or renamed: its entry must survive too."""
-        self.offset = log.log_end_offset
-        self.segment = log.active
-        self.position = log.active.size
-        self.error: DiskFailed | None = None
-        self.refused: OSError | None = None
-        """Why nothing was synced, when that is no failure of the disk: the flush is tried again later."""
-        self.deleted: list[LogFile] = []
-        """Files that were synced but have no name any more."""
-
-    def run(self, disk: Disk) -> None:
-        """On a flusher thread: only system calls."""
-        try:
-            if self.directory is not None:
-                disk.sync_directory(self.directory)
-            for file in self.files:
-                disk.sync(file)
-        except OSError as error:
-            if error.errno in TEMPORARY and not isinstance(error, DiskFailed):
-                self.refused = error
-            else:  # a folder that cannot even be opened is no less of a failure
-                self.error = disk_failure(error)
-            return
-        self.look_for_deleted(disk)
-
-    def look_for_deleted(self, disk: Disk) -> None:
-        """After the sync, on a flusher thread: a sync of a deleted file succeeds and makes nothing safe."""
-        try:
-            self.deleted = [file for file in self.files if disk.is_deleted(file)]
-        except OSError as error:
-            self.error = disk_failure(error)
 
 
 class PartitionLog:
@@ -163,18 +137,43 @@ class PartitionLog:
 
     # ------------------------------------------------------------------------------------------------ appending
 
-    def append(self, batches: Sequence[Batch], now_ms: int) -> int:
+    def append(self, batches: Sequence[Batch], now_ms: int, endures: Room = Room.AMPLE) -> int:
         """Append batches that are placed from the log end on; how many were written (all, or those before an error).
 
-        Raises BrokerError STORAGE_ERROR when not even the first could be.
+        Raises BrokerError STORAGE_ERROR when not even the first could be, or when there is less room than the records may
+        be written with (`endures`).
         """
-        if self.failure is not None:
-            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name} is read-only after a disk error: {self.failure}")
+        if self.failure is not None or self._disk.room > endures:
+            raise self._refusal()
         total = batches[0].size if len(batches) == 1 else sum([batch.size for batch in batches])
         if self._fits(total, batches[-1], now_ms):
-            self._append_part(batches, total, now_ms)
+            self._append_part(batches, total, now_ms, endures)
             return len(batches)
-        return self._append_over_segments(batches, now_ms)
+        return self._append_over_segments(batches, now_ms, endures)
+
+    def append_own(self, batch: Batch, now_ms: int) -> None:
+        """Append a batch of the broker itself. On a full disk it is written with what the reserve frees for it."""
+        while True:
+            seen = self._disk.room
+            try:
+                self.append((batch,), now_ms, Room.TIGHT)
+                return
+            except BrokerError:
+                if self._disk.room is seen or self._disk.room > Room.TIGHT:
+                    raise
+
+    @property
+    def has_room_for_own(self) -> bool:
+        """Whether the disk has room for batches of the broker itself."""
+        return self._disk.room <= Room.TIGHT
+
+    def _refusal(self) -> BrokerError:
+        if self.failure is not None:
+            text = f"{self.name} is read-only after a disk error: {public_reason(self.failure)}"
+        else:
+            text = f"{self.name}: no room on the disk"
+            self._disk.refusals.note(self.name, "no room on the disk")
+        return BrokerError(Fault.STORAGE_ERROR, text)
 
     def _fits(self, total: int, last: Batch, now_ms: int) -> bool:
         config = self.config
@@ -189,18 +188,20 @@ class PartitionLog:
             and size // max(config.index_interval_bytes, BATCH_BYTES_MIN) < config.segment_index_bytes // 8
         )
 
-    def _append_over_segments(self, batches: Sequence[Batch], now_ms: int) -> int:
+    def _append_over_segments(self, batches: Sequence[Batch], now_ms: int, endures: Room) -> int:
         done = 0
         while done < len(batches):
             try:
                 if self.active.size and not self._fits(batches[done].size, batches[done], now_ms):
                     self.roll()
+                    if self._disk.room > endures:  # the indexes of the old segment took the last room
+                        raise self._refusal()
                 end = done + 1
                 total = batches[done].size
                 while end < len(batches) and self._fits(total + batches[end].size, batches[end], now_ms):
                     total += batches[end].size
                     end += 1
-                self._append_part(batches[done:end], total, now_ms)
+                self._append_part(batches[done:end], total, now_ms, endures)
             except BrokerError:
                 if done == 0:
                     raise
@@ -208,21 +209,27 @@ class PartitionLog:
             done = end
         return done
 
-    def _append_part(self, batches: Sequence[Batch], total: int, now_ms: int) -> None:
+    def _append_part(self, batches: Sequence[Batch], total: int, now_ms: int, endures: Room) -> None:
         active = self.active
         first, last = batches[0], batches[-1]
         position = active.size
+        seen = self._disk.room
         try:
             if first.leader_epoch > self.leader_epoch or self.log_end_offset == 0:
                 self._begin_epoch(first.leader_epoch)
+                if self._disk.room > endures:  # the epoch took the last room
+                    raise self._refusal()
             active.append(batches, total, self.config.index_interval_bytes)
-        except DiskFull as error:
-            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: no room on the disk: {error}") from error
         except DiskFailed as error:
             self.fail(error)
-            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: {error}") from error
+            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: {public_reason(error)}") from error
         except OSError as error:
-            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: cannot append: {error}") from error
+            self._disk.refusals.note(self.name, str(error))
+            if error.errno in FULL:
+                self._disk.make_room(seen)
+            is_full = error.errno in FULL or isinstance(error, DiskFull)
+            text = f"{self.name}: {'no room on the disk' if is_full else 'cannot append'}: {public_reason(error)}"
+            raise BrokerError(Fault.STORAGE_ERROR, text) from error
         if active.created_ms < 0:
             active.created_ms = now_ms - self._jitter_ms()
         self.log_end_offset = last.base_offset + last.last_offset_delta + 1
@@ -242,15 +249,19 @@ class PartitionLog:
         Raises BrokerError STORAGE_ERROR. The marker must not be written then: without the entry aborted records would be
         read as committed ones.
         """
+        if self._disk.room > Room.TIGHT:
+            raise self._refusal()
         path = self.active.path.with_suffix(".txnindex")
         try:
             file = self._files.create(path)
-            self._disk.write_at(file, self._disk.size(path), (entry,), len(entry))
+            self._disk.with_room(self._disk.write_at, file, self._disk.size(path), (entry,), len(entry))
         except OSError as error:
             if isinstance(error, DiskFailed):
                 self.fail(error)
+            else:
+                self._disk.refusals.note(self.name, str(error))
             raise BrokerError(
-                Fault.STORAGE_ERROR, f"{self.name}: cannot store an aborted transaction: {error}"
+                Fault.STORAGE_ERROR, f"{self.name}: cannot store an aborted transaction: {public_reason(error)}"
             ) from error
         self._unsynced.append(file)
         self._directory_dirty = True
@@ -263,7 +274,8 @@ class PartitionLog:
     def rewrite_aborted(self, segment: Segment, entries: bytes) -> None:
         """Mend a segment's index of aborted transactions at start; waits for the disk."""
         self._files.forget([segment.path.with_suffix(".txnindex")])
-        self._disk.replace_whole(segment.path.with_suffix(".txnindex"), entries)
+        # if it is owed, no recovery point is stored before it is there: the next start would mend it again
+        self._disk.replace_or_owe(segment.path.with_suffix(".txnindex"), entries)
 
     def _begin_epoch(self, epoch: int) -> None:
         self.epochs.assign(epoch, self.log_end_offset)
@@ -281,7 +293,9 @@ class PartitionLog:
             # Last: an empty file that the next append does not go to would look like damage to recovery.
             self._files.create(new.path)
         except OSError as error:
-            raise BrokerError(Fault.STORAGE_ERROR, f"{self.name}: cannot begin a segment: {error}") from error
+            self._disk.refusals.note(self.name, str(error))
+            text = f"{self.name}: cannot begin a segment: {public_reason(error)}"
+            raise BrokerError(Fault.STORAGE_ERROR, text) from error
         self._unsynced += unsynced
         old.offsets.forget()
         old.times.forget()
@@ -295,7 +309,16 @@ class PartitionLog:
     def fail(self, error: DiskFailed) -> None:
         """The disk cannot be trusted: read-only until the next start, and everybody is told."""
         if self.failure is None:
-            self.failure = error
+            self.failure = disk_failure(error)
+            self._unsynced.clear()
+            logger.error("%s is read-only until the broker starts again: %s", self.name, self.failure)
+
+    def retire(self) -> None:
+        """The topic was deleted: nothing is written or flushed any more, and no file stays open for it."""
+        self.failure = DiskFailed(errno.ENOENT, f"{self.name}: the topic was deleted")
+        self._unsynced.clear()
+        self.on_roll = None
+        self._files.forget(path for segment in self.segments for path in segment.paths())
 
     # ------------------------------------------------------------------------------------------------ flushing
 
@@ -310,8 +333,8 @@ class PartitionLog:
         try:
             active_file = self.active.file
         except OSError as error:
-            if error.errno in TEMPORARY:
-                self.flush_refused = error
+            if is_temporary(error):
+                self.flush_refused = untraced(error)
             else:
                 self.fail(disk_failure(error))
             return None
@@ -325,9 +348,12 @@ class PartitionLog:
 
     def end_flush(self, job: FlushJob) -> None:
         self.flush_under_way = False
+        if job.error is None and job.refused is None:
+            job.look_for_deleted(self._disk)
         self.flush_refused = job.refused
         if job.refused is not None:
-            self._unsynced = [*job.files[:-1], *self._unsynced]  # without the active file, which every flush has
+            if self.failure is None:
+                self._unsynced = [*job.files[:-1], *self._unsynced]  # without the active file, which every flush has
             self._directory_dirty = self._directory_dirty or job.directory is not None
             return
         if job.error is None and job.deleted:
@@ -538,10 +564,6 @@ class PartitionLog:
     @property
     def size_bytes(self) -> int:
         return self._closed_bytes + self.active.size
-
-
-def disk_failure(error: OSError) -> DiskFailed:
-    return error if isinstance(error, DiskFailed) else DiskFailed(error.errno, str(error))
 
 
 def _base_offset(segment: Segment) -> int:

@@ -6,8 +6,9 @@ from penstock.model.topic_config import TopicConfig
 from penstock.storage.log import PartitionLog
 
 
-def expired_segments(log: PartitionLog, config: TopicConfig, high_watermark: int, now_ms: int) -> int:
-    """How many segments from the start may be dropped; looks at no more than one that stays."""
+def expired_segments(log: PartitionLog, config: TopicConfig, high_watermark: int, now_ms: int | None) -> int:
+    """How many segments from the start may be dropped; looks at no more than one that stays. Without `now_ms` none is too
+    old."""
     if log.swapping:
         return 0
     segments = log.segments
@@ -17,18 +18,20 @@ def expired_segments(log: PartitionLog, config: TopicConfig, high_watermark: int
         segment = segments[count]
         is_below_start = segments[count + 1].base_offset <= log.log_start_offset
         is_too_much = excess >= segment.size
-        # last, for it may have to read the segment, which may fail
-        if not (is_below_start or is_too_much or 0 <= config.retention_ms < _age_ms(log, count, now_ms)):
+        # the age last: it may have to read the segment, which may fail
+        if not (is_below_start or is_too_much or _is_too_old(log, count, config.retention_ms, now_ms)):
             break
         excess -= segment.size
         count += 1
     return count
 
 
-def _age_ms(log: PartitionLog, at: int, now_ms: int) -> int:
-    """Since the segment's latest record; a segment without timestamps ages by its file."""
+def _is_too_old(log: PartitionLog, at: int, retention_ms: int, now_ms: int | None) -> bool:
+    """By the segment's latest record; a segment without timestamps ages by its file."""
+    if now_ms is None or retention_ms < 0:
+        return False
     segment = log.segments[at]
     latest = segment.largest_timestamp()
     if latest < 0:
         latest = segment.modified_ms()
-    return now_ms - latest
+    return now_ms - latest > retention_ms

@@ -8,6 +8,7 @@ began; what a crash or a half-done write left at the end is no batch, and the sc
 from __future__ import annotations
 
 import base64
+import enum
 import os
 import re
 import struct
@@ -34,11 +35,21 @@ _LISTING_TRIES = 3
 _LOG_NAME = re.compile(r"\d{20}\.log")
 
 
+class DamageKind(enum.Enum):
+    TORN = "torn"
+    """The file ends inside a batch."""
+    NO_BATCH = "damage"
+    CRC = "crc"
+    ORDER = "order"
+    """The batch is whole, but its offsets are used already."""
+
+
 class Damage(NamedTuple):
     """Where the sound batches of a file end before the file does."""
 
     position: int
     bytes_left: int
+    kind: DamageKind
     reason: str
 
     def __str__(self) -> str:
@@ -80,32 +91,32 @@ class SegmentScan:
                     rest = memoryview(disk.read_at(file, position, min(max(_size(rest), HEADER_BYTES), left)))
                 chunk, chunk_start = rest, position
             found = _check(rest, left, next_offset)
-            if isinstance(found, str):
-                self.damage = Damage(position, left, found)
+            if isinstance(found, tuple):
+                self.damage = Damage(position, left, *found)
                 return
             self.end_position = position + found.size
             next_offset = found.next_offset
             yield position, found
 
 
-def _check(view: memoryview, left: int, next_offset: int) -> Batch | str:
+def _check(view: memoryview, left: int, next_offset: int) -> Batch | tuple[DamageKind, str]:
     """The sound batch at the start of `view`, or what is wrong with it; `left` is what the file has from there."""
     if len(view) < HEADER_BYTES:
-        return f"{len(view)} bytes are too few for a batch"
+        return DamageKind.TORN, f"{len(view)} bytes are too few for a batch"
     size = _size(view)
     if view[_MAGIC_AT] != MAGIC:
-        return f"magic {view[_MAGIC_AT]} is not that of a record batch ({MAGIC})"
+        return DamageKind.NO_BATCH, f"magic {view[_MAGIC_AT]} is not that of a record batch ({MAGIC})"
     if size < HEADER_BYTES:
-        return f"batch length {size - LENGTH_PREFIX_BYTES} is too small"
+        return DamageKind.NO_BATCH, f"batch length {size - LENGTH_PREFIX_BYTES} is too small"
     if size > left:
-        return f"a batch of {size} bytes is cut off"
+        return DamageKind.TORN, f"a batch of {size} bytes is cut off"
     if size > len(view):
-        return "the file became shorter while it was read"
+        return DamageKind.NO_BATCH, "the file became shorter while it was read"
     batch = Batch(view[:size])
     if not batch.crc_is_right():
-        return "the CRC does not fit the batch"
+        return DamageKind.CRC, "the CRC does not fit the batch"
     if batch.base_offset < next_offset or batch.last_offset_delta < 0:
-        return f"base offset {batch.base_offset} where {next_offset} or more is due"
+        return DamageKind.ORDER, f"base offset {batch.base_offset} where {next_offset} or more is due"
     return batch
 
 

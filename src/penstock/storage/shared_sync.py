@@ -21,7 +21,7 @@ from pathlib import Path
 
 from penstock.storage import system
 from penstock.storage.files import Disk, LogFile
-from penstock.storage.log import FlushJob
+from penstock.storage.flush_job import FlushJob
 
 FILE_SYSTEMS = frozenset({"ext4", "xfs"})
 KERNEL_MIN = (5, 8)
@@ -57,11 +57,8 @@ class SharedSync:
 
     def run(self, jobs: Sequence[FlushJob], disk: Disk) -> None:
         """On a flusher thread: make all of `jobs` safe, together when that can be trusted."""
-        together = self._trusted and self._all_on_one_file_system(jobs) and self._succeeds()
-        for job in jobs:
-            if together:
-                job.look_for_deleted(disk)
-            else:
+        if not (self._trusted and self._all_on_one_file_system(jobs) and self._succeeds()):
+            for job in jobs:
                 job.run(disk)
 
     def _all_on_one_file_system(self, jobs: Sequence[FlushJob]) -> bool:

@@ -17,7 +17,7 @@ from array import array
 from bisect import bisect_right
 from pathlib import Path
 
-from penstock.storage.files import TEMPORARY, Disk
+from penstock.storage.files import Disk, is_temporary
 
 _TIME_ENTRY = struct.Struct(">qi")
 _SWAP = sys.byteorder == "little"
@@ -33,7 +33,7 @@ def _read_file(disk: Disk, path: Path, entry_bytes: int) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        if error.errno in TEMPORARY:
+        if is_temporary(error):
             raise
         raise IndexDamaged(f"{path}: {error}") from error
     if len(data) % entry_bytes:

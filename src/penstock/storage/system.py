@@ -10,8 +10,10 @@ files in a way of its own. `shortfalls` says in words what is missing; the broke
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -67,6 +69,34 @@ write_all_at: Callable[[int, Sequence[Buffer], int], int] = getattr(os, "pwritev
 sync: Callable[[int], None] = _sync()
 """Make a file's bytes and size survive a power cut."""
 
+_ALLOCATE_BYTES = 1024 * 1024
+_NO_ALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+def allocate(fd: int, size: int, /) -> None:
+    """Make the first `size` bytes of an empty file take their room on the disk."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, 0, size)
+            return
+        except OSError as error:
+            if error.errno not in _NO_ALLOCATE:
+                raise
+    done = 0
+    while done < size:
+        done += write_at(fd, bytes(min(_ALLOCATE_BYTES, size - done)), done)
+
+
+def room(path: Path, /) -> tuple[int, int]:
+    """Bytes of the file system that `path` is on, and how many of them this user may still write."""
+    if not hasattr(os, "statvfs"):
+        usage = shutil.disk_usage(path)
+        return usage.total, usage.free
+    found = os.statvfs(path)
+    free = found.f_bfree if os.geteuid() == 0 else found.f_bavail
+    return found.f_blocks * found.f_frsize, free * found.f_frsize
+
+
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 
 
@@ -80,6 +110,8 @@ class SystemCalls:
         self.write: Callable[[int, Buffer, int], int] = write_at
         self.write_many: Callable[[int, Sequence[Buffer], int], int] = write_all_at
         self.truncate: Callable[[int, int], None] = os.ftruncate
+        self.allocate: Callable[[int, int], None] = allocate
+        self.room: Callable[[Path], tuple[int, int]] = room
         self.sync: Callable[[int], None] = sync
         self.sync_full: Callable[[int], None] = os.fsync
         """Of a directory, or of a small file with its name and size."""
