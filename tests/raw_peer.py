@@ -82,6 +82,18 @@ def fetch(
     return request(FETCH, 11, request_body(FETCH, 11, tree), correlation_id)
 
 
+def create_topics(topic: str, partitions: int, correlation_id: int = 1) -> bytes:
+    wanted = {
+        "name": topic,
+        "num_partitions": partitions,
+        "replication_factor": 1,
+        "assignments": [],
+        "configs": [],
+    }
+    tree = {"topics": [wanted], "timeout": 30_000, "validate_only": False}
+    return request(CREATE_TOPICS, 4, request_body(CREATE_TOPICS, 4, tree), correlation_id)
+
+
 class RawPeer:
     """One connection."""
 

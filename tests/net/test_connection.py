@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -210,6 +210,23 @@ def test_a_session_that_cannot_be_made_closes_the_connection(serve, lines):
     assert len(lines()) == 1
 
 
+class Measured(FakeSession):
+    sizes: ClassVar[list[int]] = []
+
+    def feed(self, view: memoryview) -> Fed:
+        self.sizes.append(len(view))
+        return super().feed(view)
+
+
+def test_one_read_takes_so_many_bytes_of_a_socket_at_most(serve):
+    Measured.sizes.clear()
+    server = serve(Measured, scratch_bytes=4_096)
+    with server.connect() as client:
+        client.send(frame(b"e 1234") * 5_000)
+        assert [client.read() for _ in range(5_000)] == [b"e 1234"] * 5_000
+    assert max(Measured.sizes) <= 4_096
+
+
 class Stuck(FakeSession):
     def feed(self, view: memoryview) -> Fed:
         return Fed(0, len(view), [])
@@ -284,6 +301,25 @@ def test_a_half_closed_peer_gets_its_parked_answers(serve):
         assert client.is_closed_by_peer()
 
 
+@pytest.mark.parametrize(
+    "sent", [b"", frame(b"e 1"), frame(b"e 1")[:6], frame(b"p")], ids=["nothing", "all", "half", "parked"]
+)
+@pytest.mark.parametrize("way", ["close", "reset"])
+def test_a_peer_that_disconnects_leaves_at_most_one_debug_line_without_errno(serve, caplog, sent, way):
+    server = serve()
+    client = server.connect()
+    client.send(sent)
+    server.until(lambda: server.sessions and server.listener.bytes_received == len(sent))
+    if way == "close":
+        client.socket.close()
+    else:
+        client.reset()
+    server.until(lambda: not server.listener.connections)
+    records = [record for record in caplog.records if "connection" in record.getMessage()]
+    assert [record.levelno for record in records] in ([], [logging.DEBUG])
+    assert not any("Errno" in record.getMessage() for record in records)
+
+
 def test_parked_requests_of_a_vanished_peer_are_abandoned(serve):
     server = serve()
     client = server.connect()
@@ -325,6 +361,7 @@ def _play(data: bytes, cuts: list[int], settings: NetSettings) -> DeafTransport:
 
     async def play() -> DeafTransport:
         network = Network(settings)
+        network.pace.clock = lambda: 0.0  # the loop does not turn here
         try:
             connection = Connection(Listener("fake", "", 0, FakeSession, network))
             transport = DeafTransport()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -125,6 +127,71 @@ def test_a_connection_that_is_gone_forgets_what_waited(serve: Callable[..., Serv
         assert session.performed == [b"h"]
         assert session.abandoned == 1
         assert session.closings == 1
+
+
+def reset(client: Client) -> None:
+    """Close so that the system tells the other side of an error."""
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.socket.close()
+
+
+@pytest.mark.parametrize("session", [FakeSession, OneByOne])
+@pytest.mark.parametrize("end", ["reset", "close"])
+def test_requests_behind_several_holds_are_performed_when_the_peer_is_gone(
+    serve: Callable[..., Server], session: type[FakeSession], end: str
+) -> None:
+    server = serve(session)
+    client = server.connect()
+    client.send(frames(b"h first", b"e second", b"h third", b"p fourth", b"h fifth", b"e last"))
+    server.until(lambda: server.sessions and server.sessions[0].parked)
+    held = server.sessions[0]
+    if end == "reset":
+        reset(client)  # noticed when the first answer is written: the socket is not read meanwhile
+    else:
+        client.socket.close()
+    for behind in (b"h third", b"h fifth"):
+        server.call(lambda: held.release(1))
+        server.until(lambda behind=behind: behind in held.performed)  # type: ignore[misc]
+        assert held.closings == 0
+        del held.parked[:-1]  # what is only parked has no one to take its answer
+    assert b"e last" not in held.performed
+    server.call(lambda: held.release(1))
+    server.until(lambda: held.closings)
+    assert held.performed == [b"h first", b"e second", b"h third", b"p fourth", b"h fifth", b"e last"]
+    assert held.closings == 1
+    server.until(lambda: not server.network.in_flight.bytes_held and not server.listener.connections)
+
+
+def test_what_a_peer_that_is_gone_sent_stays_counted_until_it_is_performed(serve: Callable[..., Server]) -> None:
+    server = serve()
+    client = server.connect()
+    client.send(frames(b"h", b"e small", b"h", b"e" + bytes(100_000)))
+    server.until(lambda: server.sessions and server.sessions[0].parked)
+    [connection] = server.listener.connections
+    server.until(lambda: connection._backlog is not None and server.network.in_flight.bytes_held >= 100_000)
+    reset(client)
+    server.call(server.sessions[0].release)
+    server.until(lambda: not server.listener.connections)
+    assert server.call(lambda: server.network.in_flight.bytes_held) >= 100_000
+    assert len(server.sessions[0].performed) == 3
+    server.call(server.sessions[0].release)
+    server.until(lambda: len(server.sessions[0].performed) == 4)
+    server.until(lambda: not server.network.in_flight.bytes_held)
+
+
+@pytest.mark.parametrize("bad", [b"x", b"P", b""])
+def test_a_bad_request_of_a_peer_that_is_gone_ends_the_others(serve: Callable[..., Server], bad: bytes) -> None:
+    server = serve()
+    client = server.connect()
+    client.send(frames(b"h", b"e small", b"h", b"e before", bad, b"e behind"))
+    server.until(lambda: server.sessions and server.sessions[0].parked)
+    reset(client)
+    server.call(server.sessions[0].release)
+    server.until(lambda: not server.listener.connections)
+    server.call(server.sessions[0].release)
+    server.until(lambda: server.sessions[0].closings)
+    assert b"e before" in server.sessions[0].performed
+    assert b"e behind" not in server.sessions[0].performed
 
 
 def test_a_broken_frame_behind_a_hold_ends_the_connection_after_the_answers(serve: Callable[..., Server]) -> None:

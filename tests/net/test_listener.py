@@ -67,6 +67,22 @@ def test_a_refused_connection_never_has_a_session(serve):
     assert server.sessions == []
 
 
+def test_the_system_holds_so_many_connections_that_are_not_accepted_yet(monkeypatch):
+    """Beyond the backlog the system itself ignores or refuses them, so the number handed over is what counts."""
+    backlogs = []
+    create_server = asyncio.BaseEventLoop.create_server
+
+    async def noted(self, *arguments, backlog, **options):
+        backlogs.append(backlog)
+        return await create_server(self, *arguments, backlog=backlog, **options)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_server", noted)
+    with Server(NetSettings(uvloop=False)) as server, server.connect() as client:
+        client.send(frame(b"e"))
+        assert client.read() == b"e"
+    assert backlogs == [1_024]
+
+
 def test_sockets_send_small_answers_at_once(serve):
     server = serve()
     with server.connect() as client:

@@ -9,17 +9,21 @@ allowed requests are parked, none holds up those behind it, none waits in the ba
 Deadlines. Those of its listener, looked at by a sweep (`sweep`).
 
 Ending. `_close` ends at once; `_end` lets the answers of earlier requests leave first. Either writes one log line,
-abandons what is parked, tells the session, and touches nobody else.
+abandons what is parked, tells the session, and touches nobody else. A peer that disconnects, in order or not, is everyday
+life: its line is DEBUG. What the broker ends has a line at INFO or above.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from penstock.net.exchange import Exchange
 from penstock.net.log_lines import endpoint, printable
+from penstock.net.orphans import Orphans
 from penstock.net.parked import abandon
 from penstock.net.session import Peer
 from penstock.net.turn import REQUEST_BYTES_MAX
@@ -96,7 +100,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
             view = network.scratch[:nbytes]
             may_wait = nbytes <= REQUEST_BYTES_MAX
         if self._in_turn:
-            network.turn.run()
+            network.turn.run_for(self)
             may_wait = False  # the scratch buffer begins anew, and not with these bytes
         if self._closed or self._ending:
             return
@@ -117,16 +121,25 @@ class Connection(Exchange, asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         if self._in_turn:
-            self._network.turn.run()
+            self._network.turn.run_for(self)
         self._eof = True
         if self._closed or self._ending:
             return False
-        if self._half.filled:
-            self._tell(logging.INFO, f"the peer closed after {self._half.filled} bytes of a frame")
+        if self._awaits_requests():
+            return True
+        self._tell_of_half_frame()
         if not self._has_unfinished():
             return False
         self._begin_end(_LAST_ANSWERS)
         return True
+
+    def _awaits_requests(self) -> bool:
+        """Whole requests have come that are not performed yet."""
+        return self._backlog is not None or self._half.is_whole()
+
+    def _tell_of_half_frame(self) -> None:
+        if self._half.filled:
+            self._tell(logging.DEBUG, f"the peer closed after {self._half.filled} bytes of a frame")
 
     def pause_writing(self) -> None:
         self.stalled = True
@@ -138,16 +151,17 @@ class Connection(Exchange, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._in_turn:
-            self._network.turn.run()
+            self._network.turn.run_for(self)
         if not self._closed:
-            because = "" if exc is None else f": {exc}"
+            because = "" if exc is None else f": {getattr(exc, 'strerror', None) or exc}"
             unsent = self._bytes_unsent()
             if unsent:
-                self._tell(logging.INFO, f"the peer vanished with {unsent} bytes of answers unsent{because}")
+                self._tell(logging.DEBUG, f"the peer vanished with {unsent} bytes of answers unsent{because}")
             elif self._half.filled:
-                self._tell(logging.INFO, f"the peer vanished after {self._half.filled} bytes of a frame{because}")
+                self._tell(logging.DEBUG, f"the peer vanished after {self._half.filled} bytes of a frame{because}")
             elif exc is not None:
-                self._tell(logging.INFO, f"the connection was lost{because}")
+                self._tell(logging.DEBUG, f"the connection was lost{because}")
+            self._orphan()
             self._release()
         self._listener.forget(self)
 
@@ -159,7 +173,12 @@ class Connection(Exchange, asyncio.BufferedProtocol):
 
     def _regulate(self) -> None:
         """Read the socket, or stop: the one place that decides."""
-        if self._closed or self._eof:
+        if self._closed:
+            return
+        if self._eof:
+            if not self._ending and not self._awaits_requests():
+                self._tell_of_half_frame()
+                self._begin_end(_LAST_ANSWERS)
             return
         settings = self._network.settings
         high = settings.write_buffer_bytes_high
@@ -239,8 +258,9 @@ class Connection(Exchange, asyncio.BufferedProtocol):
 
     def answer_failed(self, reason: str, peer_gone: bool) -> None:
         if peer_gone:
+            self._orphan()
             self._close(
-                f"the peer vanished with {self._bytes_unsent()} bytes of answers unsent: {reason}", logging.INFO
+                f"the peer vanished with {self._bytes_unsent()} bytes of answers unsent: {reason}", logging.DEBUG
             )
         else:
             self._close(reason, logging.ERROR)
@@ -287,9 +307,34 @@ class Connection(Exchange, asyncio.BufferedProtocol):
         self._release()
         self._transport.abort()
 
+    def _orphan(self) -> None:
+        """The peer is gone: keep its whole requests that wait."""
+        if not self._awaits_requests():
+            return
+        backlog, half = self._backlog, self._half
+        filled = half.filled if half.is_whole() else 0
+        rest = half.lend() if filled else None
+        charged, self._charged = self._charged, 0
+        session, self._backlog = self._session, None
+
+        def done() -> None:
+            self._network.in_flight.charge(-charged)
+            self._close_session()
+
+        requests = iter(()) if backlog is None else chain((backlog.requests[0],), backlog.requests[1])
+        waiting = memoryview(b"") if rest is None else rest[:filled]
+        self._orphans = Orphans(self._network.pace, session, requests, waiting, done)
+        if self._is_held_up():
+            self._parked = deque(entry for entry in self._parked or () if entry[1] is not self._hold)
+        else:
+            self._orphans.go_on_soon()
+
     def _release(self) -> None:
         self._closed = True
-        self._half.drop()
+        if self._hold is not None and self._hold.borrows:
+            self._half.lend()  # work that goes on may read it: nothing else is received into it
+        else:
+            self._half.drop()
         self._backlog = self._hold = None
         if self._outbox is not None:
             self._outbox.close()
@@ -301,6 +346,10 @@ class Connection(Exchange, asyncio.BufferedProtocol):
         parked, self._parked = self._parked, None
         if parked:
             abandon(parked)
+        if self._orphans is None:
+            self._close_session()
+
+    def _close_session(self) -> None:
         try:
             self._session.closed()
         except Exception:

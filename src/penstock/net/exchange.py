@@ -7,8 +7,9 @@ Performing. Each request is performed as it arrives, without waiting for earlier
 and every later answer waits behind it, unless the session multiplexes and the answer has another key. All answers of one
 read leave in one write.
 
-Waiting. Requests behind a `Hold`, and those beyond the bounds (of answers unsent, of requests parked), stay in the backlog,
-with the buffer that they borrow from, and are performed when the hold has its answer, or there is room.
+Waiting. Requests behind a `Hold`, those beyond the bounds (of answers unsent, of requests parked), and those for which a
+turn of the loop has no time (`Pace`), stay in the backlog, with the buffer that they borrow from, and are performed when
+the hold has its answer, or there is room or time. A hold may borrow too (`Hold.borrows`): the buffer is left to it.
 
 The socket's side, when it is read and how the connection ends, is `Connection`. It is a subclass, not an owner, because
 every call between two objects would be paid by every request.
@@ -27,6 +28,7 @@ from penstock.model.chunks import Chunk, FileRange
 from penstock.model.errors import ProtocolError
 from penstock.model.pending import Hold, Pending
 from penstock.net.half_frame import HalfFrame
+from penstock.net.orphans import Orphans
 from penstock.net.outbox import Outbox, write
 from penstock.net.parked import Parked, bring_forward
 from penstock.net.session import Fed, Session
@@ -66,6 +68,7 @@ class Exchange(ABC):
         "_listener",
         "_multiplexes",
         "_network",
+        "_orphans",
         "_outbox",
         "_parked",
         "_scheduled",
@@ -94,6 +97,8 @@ class Exchange(ABC):
         self._in_turn = False
         """A request of this connection waits for the turn of the loop to run."""
         self._backlog: _Backlog | None = None
+        self._orphans: Orphans | None = None
+        """What the peer, which is gone, sent before."""
         self._outbox: Outbox | None = None
         self._charged = 0
 
@@ -138,7 +143,16 @@ class Exchange(ABC):
                 return
             consumed, needed, requests, fatal = fed
             if requests:
-                if may_wait and len(requests) == 1 and consumed == len(view) and fatal is None and self._is_at_rest():
+                is_alone = may_wait and len(requests) == 1 and consumed == len(view) and fatal is None
+                if is_alone and not (
+                    # nothing is under way that the request would have to wait for, or be counted with
+                    self._parked
+                    or self.stalled
+                    or self._charged
+                    or self._backlog is not None
+                    or self._outbox is not None
+                    or self._network.in_flight.pressed
+                ):
                     self._in_turn = True
                     self._network.turn.add(self, requests[0], consumed)
                     return
@@ -146,11 +160,16 @@ class Exchange(ABC):
                 behind = iter(requests)
                 first = next(behind)
                 waiting = (first, behind) if self._is_held_up() else self._perform(first, behind)
+                if self._closed:
+                    self._network.lend_scratch()  # work that goes on may read it
                 if self._closed or self._ending:
                     return
-                if waiting is not None:
-                    self._backlog = _Backlog(waiting, half.lend() or self._network.lend_scratch(), fatal)
-                    self._recharge()
+                if waiting is not None or self._lends():
+                    lent = half.lend() or self._network.lend_scratch()
+                    self._lend(lent)
+                    if waiting is not None:
+                        self._backlog = _Backlog(waiting, lent, fatal)
+                        self._recharge()
             if fatal is not None:
                 if self._backlog is None:
                     self._end(fatal)
@@ -167,7 +186,9 @@ class Exchange(ABC):
                     self._crash("the session took nothing of a whole frame")
                     return
                 if self._backlog is None and not self._is_full():
-                    continue
+                    if not self._network.pace.is_late():
+                        continue
+                    self._go_on_soon()
             frame_bytes = max(needed, rest)
             if frame_bytes > self._network.settings.frame_bytes_max:
                 self._end(f"a frame of {frame_bytes} bytes is more than {self._network.settings.frame_bytes_max}")
@@ -184,22 +205,27 @@ class Exchange(ABC):
         perform, answer = session.perform, session.answer
         parked_max = self._network.settings.in_flight_requests_max
         room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
+        is_late = self._network.pace.is_late
         parked = self._parked
         out: list[Chunk] = []
         size = 0
-        full = False
+        full = begun = False
         try:
             for request in chain((first,), behind):
-                if full:
+                if full or (begun and is_late()):
+                    out_of_time = not full or is_late()
                     self._send(out, size)
                     out, size, full = [], 0, False
                     if parked:
                         self._leave()  # what has come by now wakes nobody later
                     if self._closed:
                         return None
-                    if self._is_full():
+                    if out_of_time:
+                        self._go_on_soon()
+                    if out_of_time or self._is_full():
                         return request, behind
                     room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
+                begun = True
                 result = perform(request)
                 if parked or isinstance(result, Pending):
                     parked = self._park(request, result)
@@ -224,17 +250,6 @@ class Exchange(ABC):
             self._leave()
         return None
 
-    def _is_at_rest(self) -> bool:
-        """Nothing is under way that a new request would have to wait for, or be counted with."""
-        return not (
-            self._parked
-            or self.stalled
-            or self._charged
-            or self._backlog is not None
-            or self._outbox is not None
-            or self._network.in_flight.pressed
-        )
-
     def perform_in_turn(self, request: Any) -> Any:
         """The first half of a request that waited for the turn of the loop: its result, or the error that it ended in."""
         if self._closed:
@@ -258,6 +273,8 @@ class Exchange(ABC):
                 if not result.done:
                     self._park(request, result)
                     if self._hold is not None:
+                        if self._lends():
+                            self._network.lend_to(self._hold)
                         self._regulate()
                     return
                 result = result.result
@@ -293,14 +310,18 @@ class Exchange(ABC):
 
     def _woken(self, _result: Any) -> None:
         # Many requests end by one flush: their answers leave together, and never inside the broker's call.
-        self._go_on_soon()
+        if self._orphans is None:
+            self._go_on_soon()
+        else:
+            self._orphans.go_on_soon()
 
     def _go_on_soon(self) -> None:
         if not self._scheduled and not self._closed:
             self._scheduled = True
-            self._network.loop.call_soon(self._go_on)
+            self._network.pace.add(self)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """A turn of the loop has time for this connection."""
         self._scheduled = False
         if not self._closed and self._outbox is not None:
             self._outbox.pump()
@@ -313,8 +334,10 @@ class Exchange(ABC):
         if self._multiplexes and parked:
             bring_forward(parked)
         room = self._network.settings.write_buffer_bytes_high - self._bytes_unsent()
+        is_late = self._network.pace.is_late
         out: list[Chunk] = []
         size = 0
+        begun = False
         try:
             while parked:
                 request, result = parked[0]
@@ -324,6 +347,10 @@ class Exchange(ABC):
                     result = result.result
                 if room < 0:
                     break
+                if begun and is_late():
+                    self._go_on_soon()
+                    break
+                begun = True
                 parked.popleft()
                 chunks = self._session.answer(request, result)
                 for chunk in chunks:
@@ -375,10 +402,14 @@ class Exchange(ABC):
         if backlog is not None and not self._closed and not self._is_full():
             self._backlog = None
             waiting = self._perform(*backlog.requests)
+            lends = self._lends()
+            if lends:
+                self._lend(backlog.borrowed)
             if waiting is not None:
                 self._backlog = backlog._replace(requests=waiting)
             else:
-                self._network.pool.give(backlog.borrowed)
+                if not lends and not self._closed:
+                    self._network.pool.give(backlog.borrowed)
                 if backlog.fatal is not None and not self._ending:
                     self._end(backlog.fatal)
         if half.is_whole() and half.buffer is not None and self._backlog is None and not self._ending:
@@ -390,6 +421,15 @@ class Exchange(ABC):
         self._regulate()
         if self._ending and not self._has_unfinished():
             self._finish()
+
+    def _lends(self) -> bool:
+        """The work behind the last request goes on reading the buffer that the request came in."""
+        hold = self._hold
+        return hold is not None and hold.borrows and not hold.done and hold.over is None
+
+    def _lend(self, buffer: memoryview) -> None:
+        if self._hold is not None and self._lends():
+            self._network.lend_to(self._hold, buffer)
 
     def _is_held_up(self) -> bool:
         if self._hold is not None and self._hold.done:

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from penstock.model.errors import StartError
 from penstock.net.connection import Connection
@@ -60,15 +61,21 @@ class Listener:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _bind(self) -> asyncio.Server:
-        loop, backlog = self.network.loop, self.network.settings.accept_backlog
+        loop, settings = self.network.loop, self.network.settings
+        listen = partial(
+            loop.create_server,
+            self._connection,
+            backlog=settings.accept_backlog,
+            reuse_port=settings.share_ports or None,
+        )
         if self.port:
-            return await loop.create_server(self._connection, self.host or None, self.port, backlog=backlog)
+            return await listen(self.host or None, self.port)
         # Each address of a name would get a free port of its own: the first that can be bound is the address.
         found = await loop.getaddrinfo(self.host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         failure: OSError | None = None
         for *_, address in found:
             try:
-                return await loop.create_server(self._connection, str(address[0]), 0, backlog=backlog)
+                return await listen(str(address[0]), 0)
             except OSError as error:
                 failure = failure or error
         raise failure or OSError(f"{self.host} has no address")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
+from penstock.model.pending import Hold
 from penstock.net.buffers import FramePool, InFlight
 from penstock.net.loop import SendFile, sendfile_function
+from penstock.net.pace import Pace
 from penstock.net.residency import Resident, residency
 from penstock.net.settings import NetSettings
 from penstock.net.turn import Turn
@@ -16,6 +18,8 @@ from penstock.net.turn import Turn
 logger = logging.getLogger("penstock.net")
 
 _TRIM_SWEEPS = 10
+_SWEPT_AT_ONCE = 1_000
+"""Connections looked at in one turn of the loop: about a millisecond."""
 
 
 class Swept(Protocol):
@@ -33,7 +37,9 @@ class Network:
         self._arena = memoryview(bytearray(self.settings.scratch_bytes))
         self.scratch = self._arena
         """Where sockets are read into: the part that no request of this turn borrows from."""
+        self._arena_is_lent = False
         self.turn = Turn(self)
+        self.pace = Pace(self.loop.call_soon)
         self.pool = FramePool(self.settings.pool_bytes_max)
         self.in_flight = InFlight(self.settings.in_flight_bytes_max)
         self.sendfile: SendFile | None = sendfile_function(self.settings.sendfile)
@@ -61,12 +67,30 @@ class Network:
     def lend_scratch(self) -> memoryview:
         """The scratch buffer, for requests that cannot be performed yet and borrow from it; others get a new one."""
         lent = self.scratch
-        self.scratch = self._arena = self.pool.take(self.settings.scratch_bytes)[: self.settings.scratch_bytes]
+        self.replace_scratch()
         return lent
 
+    def replace_scratch(self) -> None:
+        """Read into a new buffer: requests go on borrowing from the old one."""
+        self.scratch = self._arena = self.pool.take(self.settings.scratch_bytes)[: self.settings.scratch_bytes]
+        self._arena_is_lent = False
+
     def renew_scratch(self) -> None:
-        """No request borrows from the scratch buffer any more."""
-        self.scratch = self._arena
+        """No request of the turn borrows from the scratch buffer any more, but for those that hold it (`lend_to`)."""
+        if self._arena_is_lent:
+            self.replace_scratch()
+        else:
+            self.scratch = self._arena
+
+    def lend_to(self, hold: Hold[Any], buffer: memoryview | None = None) -> None:
+        """Leave a buffer to the work behind a hold, and count it until the work is over. Without one, the scratch buffer,
+        once the turn has run."""
+        if buffer is None:
+            buffer = self._arena
+            self._arena_is_lent = True
+        size = len(buffer)
+        self.in_flight.charge(size)
+        hold.over = lambda: self.in_flight.charge(-size)
 
     def close(self) -> None:
         self._timer.cancel()
@@ -79,6 +103,10 @@ class Network:
         self._sweeps += 1
         if self._sweeps % _TRIM_SWEEPS == 0:
             self.pool.trim()
-        now_ms = self.now_ms
-        for swept in list(self._swept):
-            swept.sweep(now_ms)
+        self._sweep_some(list(self._swept), self.now_ms)
+
+    def _sweep_some(self, swept: list[Swept], now_ms: int) -> None:
+        for one in swept[:_SWEPT_AT_ONCE]:
+            one.sweep(now_ms)
+        if len(swept) > _SWEPT_AT_ONCE:
+            self.loop.call_soon(self._sweep_some, swept[_SWEPT_AT_ONCE:], now_ms)

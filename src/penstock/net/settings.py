@@ -41,6 +41,8 @@ class NetSettings:
     accept_backlog: int = 1_024
     """Connections that the system holds until they are accepted: all clients come back at once after a restart."""
 
+    share_ports: bool = False
+    """SO_REUSEPORT: the owner of an embedded broker holds its ports while the broker restarts."""
     uvloop: bool = True
     sendfile: bool = True
     sendfile_bytes_min: int = 64 * 1024

@@ -6,12 +6,15 @@ has read a single whole request, and has nothing else under way, leaves it here.
 turn runs: all requests are performed while the broker gathers, the broker settles, and then all answers leave.
 
 The requests borrow from the scratch buffer, whose used part is not read into again before the turn has run. Anything else
-that happens to a connection with a request here (more bytes, an end) runs the turn first.
+that happens to a connection with a request here (more bytes, an end) performs that request first. A turn that runs out of
+time leaves the rest to the next turn of the loop.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.net.pace import PERFORM_S
 
 if TYPE_CHECKING:
     from penstock.net.exchange import Exchange
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 REQUEST_BYTES_MAX = 16 * 1024
 """Larger reads fill the log's writes by themselves."""
+PERFORMED_AT_ONCE = 8
+"""Requests between two looks at the clock: what takes long is performed in slices."""
 SPACE_BYTES_MIN = 64 * 1024
 """With less of the scratch buffer left the turn runs at once."""
 
@@ -37,6 +42,7 @@ class Turn:
     def __init__(self, network: Network) -> None:
         self._network = network
         self._requests: list[tuple[Exchange, Any]] = []
+        """In the order of arrival; a connection has one request here at most."""
         self.gatherer: Gatherer | None = None
 
     def add(self, connection: Exchange, request: Any, nbytes: int) -> None:
@@ -48,24 +54,58 @@ class Turn:
             network.loop.call_soon(self.run)
         network.scratch = rest = network.scratch[nbytes:]
         if len(rest) < SPACE_BYTES_MIN:
+            # Others must be able to read: what the turn has no time for keeps the buffer, and they get a new one.
             self.run()
+            if self._requests:
+                network.replace_scratch()
 
     def run(self) -> None:
-        requests = self._requests
-        if not requests:
+        if not self._requests:
             return
-        self._requests = []
+        requests, self._requests = self._requests, []
+        count = self._perform(requests)
+        if count < len(requests):
+            self._requests = requests[count:] + self._requests
+            self._network.loop.call_soon(self.run)
+        elif not self._requests:
+            self._network.renew_scratch()
+
+    def run_for(self, connection: Exchange) -> None:
+        """Perform the request of this connection now."""
+        requests = self._requests
+        [at] = [at for at, (waiting, _) in enumerate(requests) if waiting is connection]
+        self._perform([requests.pop(at)])
+        if not requests:
+            self._network.renew_scratch()
+
+    def _perform(self, requests: list[tuple[Exchange, Any]]) -> int:
+        """Perform and answer as many as there is time for, and tell how many."""
         gatherer = self.gatherer
-        if gatherer is None or len(requests) == 1:
-            performed = [(connection, request, connection.perform_in_turn(request)) for connection, request in requests]
-        else:
+        if len(requests) == 1:
+            ((connection, request),) = requests
+            connection.answer_in_turn(request, connection.perform_in_turn(request))
+            return 1
+        if gatherer is not None:
             gatherer.gather()
-            try:
+        performed: list[tuple[Exchange, Any, Any]] = []
+        try:
+            if len(requests) <= PERFORMED_AT_ONCE:
                 performed = [
                     (connection, request, connection.perform_in_turn(request)) for connection, request in requests
                 ]
-            finally:
+            else:
+                clock = self._network.pace.clock
+                end_s = clock() + PERFORM_S
+                for first in range(0, len(requests), PERFORMED_AT_ONCE):
+                    if first and clock() >= end_s:
+                        break
+                    performed += [
+                        (connection, request, connection.perform_in_turn(request))
+                        for connection, request in requests[first : first + PERFORMED_AT_ONCE]
+                    ]
+        finally:
+            if gatherer is not None:
                 gatherer.settle()
-        self._network.renew_scratch()
         for connection, request, result in performed:
             connection.answer_in_turn(request, result)
+        return len(performed)
