@@ -64,10 +64,18 @@ def open_engine(
     directory = DataDirectory(path, disk=disk or FaultDisk(), open_files_max=open_files_max)
     engine = EmbeddedEngine(directory, EngineSettings(flush="acks"))
     engine.start()
+    clean_on_request(engine)
     clock = Clock()
     engine.cleaning._clock = clock
     engine.cleaning.child = InlineChild(child_disk)  # type: ignore[assignment]
     return engine, clock
+
+
+def clean_on_request(engine: EmbeddedEngine) -> None:
+    """End the broker's own cleaning task. It would otherwise clean the same log while a test calls `clean_one`."""
+    task = engine.cleaning._task
+    assert task is not None
+    task.cancel()
 
 
 def crash(engine: EmbeddedEngine) -> None:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from penstock.broker.clock import Clock
 from penstock.broker.embedded import READER_THREADS, EmbeddedEngine, EngineSettings
 from penstock.broker.engine import NewTopic
 from penstock.model.errors import Fault
@@ -119,10 +120,16 @@ def full_for(*operations: str) -> Callable[[str, Path], None]:
 
 @asynccontextmanager
 async def engine_on(
-    path: Path, disk: Disk, *, topic: str | None = "t", configs: dict[str, str] | None = None, **settings: Any
+    path: Path,
+    disk: Disk,
+    *,
+    topic: str | None = "t",
+    configs: dict[str, str] | None = None,
+    clock: Clock | None = None,
+    **settings: Any,
 ) -> AsyncIterator[EmbeddedEngine]:
     """A started engine with one topic, made when it is not there; stopped cleanly at the end."""
-    engine = EmbeddedEngine(DataDirectory(path, disk=disk), EngineSettings(**settings))
+    engine = EmbeddedEngine(DataDirectory(path, disk=disk), EngineSettings(**settings), clock)
     engine.start()
     try:
         if topic is not None and engine.topic(topic) is None:

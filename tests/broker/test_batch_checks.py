@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker import batch_checks
 from penstock.broker.batch_checks import CHECK_ON_LOOP_BYTES_MAX, BatchChecks, Stretch, examine
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import LargeRecord, RecordsRead
@@ -238,6 +239,30 @@ def test_number_of_remembered_checks_is_bounded(tmp_path: Path) -> None:
         assert len(checks) <= 4
     del file, stretch
     assert len(checks) == 0
+
+
+def test_number_of_remembered_warnings_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(batch_checks, "WARNINGS_REMEMBERED", 2)
+    batches = [batch(b"%d" % at * 100) for at in range(3)]
+
+    async def body(engine: EmbeddedEngine) -> None:
+        for at, one in enumerate(batches):
+            flip(tmp_path / LOG, sum(map(len, batches[:at])) + len(one) - 3)
+
+        async def warnings(*offsets: int) -> list[int]:
+            caplog.clear()
+            for offset in offsets:
+                assert (await read(engine, offset)).fault is Fault.STORAGE_ERROR
+            texts = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+            return [int(text.split("the batch at offset ")[1].split()[0]) for text in texts]
+
+        assert await warnings(0, 1, 0, 1) == [0, 1]
+        assert await warnings(2) == [2], "the others are forgotten"
+        assert await warnings(2, 0, 0) == [0]
+
+    on_engine(tmp_path, Disk(), batches, body)
 
 
 def test_check_on_a_thread_finds_every_flipped_bit_and_a_cut_off_end(tmp_path: Path) -> None:

@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from penstock.broker import cleaning
 from penstock.broker.embedded import EmbeddedEngine, EngineSettings
 from penstock.broker.engine import Append, Appended, NewTopic, Read
 from penstock.model.errors import Fault
+from penstock.model.limits import CLEANER_MEMORY_BYTES_MAX
 from penstock.model.pending import Pending
 from penstock.records.batch import Batch, batches
 from penstock.records.builder import NewRecord, build_batch
+from penstock.records.compression import Codec
 from penstock.records.control import Marker, MarkerKind
 from penstock.records.record import Record, read_records
 from penstock.storage.data_directory import DataDirectory
+from tests.broker.compacted import clean_on_request
+from tests.broker.failing_disk import until
 
 TOPIC = "state"
 CONFIGS = {
@@ -43,6 +50,7 @@ async def result_of(pending: object) -> object:
 async def engine_at(path: Path, **settings: object) -> EmbeddedEngine:
     engine = EmbeddedEngine(DataDirectory(path), EngineSettings(flush="acks", **settings))  # type: ignore[arg-type]
     engine.start()
+    clean_on_request(engine)
     return engine
 
 
@@ -87,6 +95,41 @@ async def clean_all(engine: EmbeddedEngine) -> int:
 
 def run(body: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(body())  # type: ignore[arg-type]
+
+
+def test_cleaning_counts_what_it_rewrote(tmp_path: Path) -> None:
+    async def body() -> None:
+        engine = await engine_at(tmp_path)
+        await create(engine, CONFIGS)
+        for number in range(60):
+            await append(engine, [(b"key", b"%d" % number * 100)])
+        partition = engine.partition(TOPIC, 0)
+        assert partition is not None
+        assert partition.log is not None
+        closed = partition.log.segments[:-1]
+        records, size = partition.log.active.base_offset, sum(segment.size for segment in closed)
+        assert await clean_all(engine) == 1
+        left = sum(segment.size for segment in partition.log.segments[:-1])
+        totals = engine.cleaning.totals
+        assert (totals.runs, totals.segments_rewritten, totals.records_dropped) == (1, len(closed), records - 1)
+        assert (totals.bytes_rewritten, totals.bytes_freed) == (left, size - left)
+        await engine.stop()
+
+    run(body)
+
+
+def test_the_broker_cleans_a_log_without_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        monkeypatch.setattr(cleaning, "CHECK_INTERVAL_S", 0.001)
+        engine = EmbeddedEngine(DataDirectory(tmp_path), EngineSettings(flush="acks"))
+        engine.start()
+        await create(engine, CONFIGS)
+        for number in range(60):
+            await append(engine, [(b"key", b"%d" % number * 100)])
+        await until(lambda: engine.cleaning.totals.runs)
+        await engine.stop()
+
+    run(body)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -138,7 +181,7 @@ def test_a_tombstone_stays_for_its_time_and_then_goes(tmp_path: Path) -> None:
         assert [record.value for record in gone] == [None], "the value goes, the tombstone stays"
         for number in range(60):
             await append(engine, [(b"filler-%d" % (number % 3), b"z" * 200)])
-        engine.cleaning._now_ms = lambda: EmbeddedEngine.now_ms() + 2 * 3_600_000
+        engine.cleaning._now_ms = lambda: engine.now_ms() + 2 * 3_600_000
         await clean_all(engine)
         assert not [record for record in stored(engine) if record.key == b"gone"]
         await engine.stop()
@@ -152,13 +195,13 @@ def test_appends_and_reads_go_on_while_the_child_works(tmp_path: Path) -> None:
         await create(engine, CONFIGS)
         for number in range(400):
             await append(engine, [(b"k%d" % (number % 5), b"v" * 150)])
-        cleaning = asyncio.ensure_future(clean_all(engine))
+        cleaned = asyncio.ensure_future(clean_all(engine))
         more = 0
-        while not cleaning.done():
+        while not cleaned.done():
             await append(engine, [(b"k%d" % (more % 5), b"w" * 150)])
             more += 1
         assert more > 0
-        assert cleaning.result() >= 1
+        assert cleaned.result() >= 1
         values = {record.key: record.value for record in stored(engine)}
         assert values[b"k0"] is not None
         partition = engine.partition(TOPIC, 0)
@@ -228,3 +271,40 @@ def test_aborted_records_go_and_markers_stay_while_data_does(tmp_path: Path) -> 
         await again.stop()
 
     run(body)
+
+
+def test_a_batch_that_is_too_large_to_look_into_stays_whole(tmp_path: Path) -> None:
+    """It came before the topic was compacted. The records around it are cleaned."""
+
+    async def body() -> None:
+        engine = await engine_at(tmp_path)
+        await create(engine, {"segment.bytes": "4096", "max.message.bytes": "2000000", "retention.ms": "-1"})
+        await append(engine, [(b"key", b"old" * 500)])
+        bomb = await append(engine, [(b"key", bytes(17_000_000))], compression=Codec.ZSTD)
+        for number in range(20):
+            await append(engine, [(b"key", b"%d" % number * 500)])
+        changes = {TOPIC: {name: value for name, value in CONFIGS.items() if name != "segment.bytes"}}
+        (altered,) = await result_of(engine.alter_configs(changes, validate_only=False))  # type: ignore[misc, arg-type]
+        assert altered.fault is Fault.NONE
+        partition = engine.partition(TOPIC, 0)
+        assert partition is not None
+        assert partition.log is not None
+        assert await clean_all(engine) == 1
+        records = stored(engine)
+        assert records[0].offset == bomb
+        assert len(records[0].value or b"") == 17_000_000
+        assert records[1].offset == partition.log.active.base_offset - 1
+        await engine.stop()
+
+    run(body)
+
+
+def test_the_cleaning_process_has_a_bound_of_memory() -> None:
+    program = (
+        "from penstock.storage import cleaner_process as child; import resource;"
+        "child._limit_memory(); print(resource.getrlimit(resource.RLIMIT_DATA)[0])\n"
+        "try: bytes(4 << 30)\n"
+        "except MemoryError: print('refused')"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == [str(CLEANER_MEMORY_BYTES_MAX), "refused"]

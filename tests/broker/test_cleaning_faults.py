@@ -22,6 +22,7 @@ from penstock.model.errors import Fault
 from penstock.storage import cleaner
 from penstock.storage.files import DiskFailed
 from penstock.storage.log import PartitionLog
+from penstock.storage.room import Room
 from tests.broker.compacted import (
     LARGE,
     SMALL,
@@ -685,5 +686,40 @@ def test_the_reason_of_a_failed_job_is_told() -> None:
         with pytest.raises(CleaningFailed, match="No such file"):
             await child.clean(job)
         await child.end()
+
+    run(body)
+
+
+def test_full_disk_pauses_cleaning_but_not_a_swap_that_failed(tmp_path: Path, origin: Path) -> None:
+    """The last step of a swap deletes the old segments, and until then retention cannot delete any."""
+
+    async def body() -> None:
+        expected = await wanted(origin, tmp_path / "wanted")
+        shutil.copytree(origin, tmp_path / "data")
+        disk = FaultDisk()
+        engine, clock = open_engine(tmp_path / "data", disk)
+        before = log_bytes(tmp_path / "data" / FOLDER)
+        disk.room = Room.TIGHT
+        assert not await engine.cleaning.clean_one()
+        disk.room = Room.AMPLE
+
+        def refuse() -> None:
+            if disk.calls[-1][0] == "link":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        disk.arm(None)
+        disk.before = refuse
+        assert await engine.cleaning.clean_one()
+        assert log_of(engine).swapping
+        disk.disarm()
+        disk.room = Room.TIGHT
+        clock.now_s += RETRY_S_MAX
+        assert await engine.cleaning.clean_one()
+        assert not log_of(engine).swapping
+        assert not names_of_cleaning(tmp_path / "data" / FOLDER)
+        assert log_bytes(tmp_path / "data" / FOLDER) < before
+        assert await values(engine) == expected
+        assert not await engine.cleaning.clean_one()
+        await engine.stop()
 
     run(body)

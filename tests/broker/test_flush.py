@@ -675,6 +675,24 @@ def test_a_stop_without_room_for_its_marker_is_a_stop_all_the_same(
     assert "the next start will look through the logs" in caplog.text
 
 
+def test_delete_records_that_cannot_be_stored_is_a_storage_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = CueDisk()
+
+    async def body() -> None:
+        async with engine_on(tmp_path, disk) as engine:
+            assert await faults(engine, batch_of(b"a", b"b")) == [Fault.NONE]
+            disk.refuse = full_for("replace_whole")
+            assert await answer_of(engine.delete_records("t", 0, 1)) == (Fault.STORAGE_ERROR, -1)
+            disk.refuse = None
+            assert await answer_of(engine.delete_records("t", 0, 1)) == (Fault.NONE, 1)
+
+    run(body)
+    assert "log start offsets could not be stored" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 def test_no_room_for_a_topic_leaves_none_behind(tmp_path: Path) -> None:
     disk = CueDisk()
 

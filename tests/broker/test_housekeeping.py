@@ -13,12 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.broker import housekeeping
+from penstock.broker.clock import Clock, passed_ms, wall_ms
 from penstock.broker.embedded import EmbeddedEngine, EngineSettings
 from penstock.broker.engine import NewTopic
+from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.partition import Partition
 from penstock.model.errors import Fault
 from penstock.model.topic_config import KEYS
 from penstock.records.builder import NewRecord, build_batch
+from penstock.records.control import Marker, MarkerKind
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.files import Disk
 from penstock.storage.log import PartitionLog
@@ -26,6 +29,16 @@ from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, u
 from tests.storage.logs import read_all
 
 HOUR_MS = 3_600_000
+
+
+class MovedClock(Clock):
+    """The real clocks, moved by the test."""
+
+    __slots__ = ("passed_step_ms", "wall_step_ms")
+
+    def __init__(self) -> None:
+        self.wall_step_ms = self.passed_step_ms = 0
+        super().__init__(lambda: wall_ms() + self.wall_step_ms, lambda: passed_ms() + self.passed_step_ms)
 
 
 class QuickDisk(Disk):
@@ -95,6 +108,24 @@ def test_retention_by_size_acts_at_every_roll_and_deletes_files_once_the_start_i
     asyncio.run(run())
 
 
+def test_retention_counts_what_it_deleted_and_runs_that_deleted_nothing(tmp_path: Path) -> None:
+    configs = {"segment.bytes": "200", "retention.ms": str(HOUR_MS)}
+
+    async def run() -> None:
+        async with engine_on(tmp_path, QuickDisk(), configs=configs) as engine:
+            await write(engine, *[b"%d" % n * 50 for n in range(6)])
+            totals = engine.housekeeping.totals
+            await engine.housekeeping.retain()
+            assert totals == housekeeping.RetentionTotals(idle_runs=1)
+            old = log_of(engine).segments[:2]
+            for segment in old:
+                segment.max_timestamp -= 2 * HOUR_MS
+            await engine.housekeeping.retain()
+            assert totals == housekeeping.RetentionTotals(2, sum(segment.size for segment in old), 1)
+
+    asyncio.run(run())
+
+
 def test_retention_by_time_acts_in_the_background(tmp_path: Path) -> None:
     async def run() -> None:
         async with engine_on(
@@ -114,21 +145,74 @@ def test_retention_by_time_acts_in_the_background(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_clock_that_jumped_deletes_nothing(tmp_path: Path) -> None:
+def test_a_clock_that_jumped_deletes_nothing_by_age(tmp_path: Path) -> None:
     async def run() -> None:
         configs = {"segment.bytes": "200", "retention.ms": str(HOUR_MS)}
-        async with engine_on(tmp_path, QuickDisk(), configs=configs) as engine:
+        clock = MovedClock()
+        async with engine_on(tmp_path, QuickDisk(), configs=configs, clock=clock) as engine:
             await write(engine, *[b"%d" % n * 50 for n in range(6)])
-            real = engine.housekeeping._now_ms
-            engine.housekeeping._now_ms = lambda: real() + 10 * 365 * 24 * HOUR_MS
+            clock.wall_step_ms = 10 * 365 * 24 * HOUR_MS
             await engine.housekeeping.retain()
             assert log_of(engine).log_start_offset == 0
-            engine.housekeeping._now_ms = real
+            clock.wall_step_ms = 0
+            clock.passed_step_ms = 2 * HOUR_MS
             await engine.housekeeping.retain()
-            assert engine.housekeeping.retention_paused
             assert log_of(engine).log_start_offset == 0
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("too_long", [0, 1])
+def test_idle_producers_are_forgotten_after_seven_days(tmp_path: Path, too_long: int) -> None:
+    async def run() -> None:
+        clock = MovedClock()
+        async with engine_on(tmp_path, QuickDisk(), clock=clock) as engine:
+            batch = build_batch([NewRecord(1, None, b"v")], producer_id=7, producer_epoch=0, base_sequence=0)
+            (done,) = await answer_of(engine.append("t", 0, [memoryview(batch)], -1))
+            assert done.fault is Fault.NONE, done
+            partition = engine.partition("t", 0)
+            assert partition is not None
+            clock.wall_step_ms = clock.passed_step_ms = 7 * 24 * HOUR_MS + (1 if too_long else -1) * HOUR_MS
+            await engine.housekeeping._expire_producers()
+            assert list(partition.producers.ids()) == ([] if too_long else [7])
+
+    asyncio.run(run())
+
+
+def test_retention_by_size_continues_after_a_clock_jump(tmp_path: Path) -> None:
+    async def run() -> None:
+        configs = {"segment.bytes": "200", "retention.bytes": "250"}
+        clock = MovedClock()
+        async with engine_on(tmp_path, QuickDisk(), configs=configs, clock=clock) as engine:
+            clock.wall_step_ms = 10 * 365 * 24 * HOUR_MS
+            await engine.housekeeping.retain()
+            await write(engine, *[b"%d" % n * 50 for n in range(6)])
+            await engine.housekeeping.retain()
+            assert log_of(engine).log_start_offset > 0
+
+    asyncio.run(run())
+
+
+def test_a_task_that_fails_unexpectedly_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.broker.housekeeping.RETRY_S", 0.0)
+    runs = []
+
+    async def retain_badly(housekeeping: Housekeeping) -> None:
+        runs.append(housekeeping)
+        raise LookupError("unexpected")
+
+    retain_badly.__name__ = "retain"
+    monkeypatch.setattr(Housekeeping, "retain", retain_badly)
+
+    async def run() -> None:
+        async with engine_on(tmp_path, QuickDisk(), retention_check_interval_ms=1):
+            await until(lambda: len(runs) >= 3)
+
+    asyncio.run(run())
+    assert "retain failed, will be retried" in caplog.text
+    assert "unexpected" in caplog.text
 
 
 def test_a_compacted_topic_keeps_its_segments(tmp_path: Path) -> None:
@@ -155,6 +239,19 @@ def test_flush_messages_flushes_after_so_many_records(tmp_path: Path) -> None:
             await write(engine, b"a", b"b")
             assert log_of(engine).flushed_offset == 0
             await write(engine, b"c")
+            await until(lambda: log_of(engine).flushed_offset == 3)
+
+    asyncio.run(run())
+
+
+def test_flush_messages_counts_transaction_markers(tmp_path: Path) -> None:
+    async def run() -> None:
+        configs = {"penstock.flush": "os", "flush.messages": "3"}
+        async with engine_on(tmp_path, CueDisk(), configs=configs) as engine:
+            await write(engine, b"a", b"b")
+            partition = engine.partition("t", 0)
+            assert partition is not None
+            partition.append_marker(Marker(MarkerKind.COMMIT, 0), 7, 0, 1, engine.now_ms())
             await until(lambda: log_of(engine).flushed_offset == 3)
 
     asyncio.run(run())

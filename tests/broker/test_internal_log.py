@@ -6,13 +6,14 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.broker import internal_log
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.internal_log import LOAD_READ_BYTES, InternalLog
 from penstock.broker.partition import Partition
@@ -22,6 +23,7 @@ from penstock.records.batch import Batch, BatchError
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.record import read_records
 from penstock.storage.files import Disk, DiskFailed, LogFile
+from tests.broker.compacted import clean_on_request
 from tests.broker.failing_disk import answer_of, engine_on, until
 
 CONFIGS = {
@@ -93,9 +95,32 @@ def test_replay_gives_every_batch_once_in_order(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_replay_of_many_records_in_one_batch_lets_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internal_log, "LOAD_SLICE_S", -1.0)
+
+    async def run() -> None:
+        async with engine_on(tmp_path, Disk(), flush="os", configs=CONFIGS) as engine:
+            partition = partition_of(engine)
+            partition.append_own(build_batch([NewRecord(1, b"%d" % at, b"v") for at in range(50)]), 1)
+            steps: list[str] = []
+
+            def take(batch: Batch) -> Iterator[None]:
+                for _ in read_records(batch):
+                    steps.append("record")
+                    asyncio.get_running_loop().call_soon(steps.append, "other")
+                    yield
+
+            with ThreadPoolExecutor(1) as readers:
+                await InternalLog(partition).replay(take, readers)
+            assert steps == ["record", "other"] * 50
+
+    asyncio.run(run())
+
+
 def test_log_cleaning_waits_for_a_replay(tmp_path: Path) -> None:
     async def run() -> None:
         async with engine_on(tmp_path, Disk(), flush="acks", configs=CONFIGS) as engine:
+            clean_on_request(engine)
             partition = partition_of(engine)
             wanted: dict[bytes, bytes] = {}
             for at in range(600):

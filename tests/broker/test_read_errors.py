@@ -10,10 +10,15 @@ import pytest
 
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import Acks, Read, ReadResult
+from penstock.broker.read_errors import ReadErrors
+from penstock.coordination.group_commands import CommitOffsets, FetchOffsets, OffsetToCommit
 from penstock.model.errors import Fault
-from penstock.storage.files import Disk
+from penstock.model.ids import TopicName, TopicPartition
+from penstock.model.limits import READ_ERRORS_REMEMBERED_MAX
+from penstock.model.pending import Pending
+from penstock.storage.files import Disk, ReadFailed
 from penstock.storage.log import PartitionLog
-from tests.broker.failing_disk import answer_of, batch_of, engine_on
+from tests.broker.failing_disk import answer_of, batch_of, engine_on, until
 from tests.storage.bad_sectors import BadSectors
 from tests.storage.logs import records_of
 
@@ -141,3 +146,38 @@ def test_bad_sector_in_a_closed_segment_never_skips_to_a_later_offset(tmp_path: 
             assert await all_values(engine) == values(0, 3000)
 
     asyncio.run(body())
+
+
+def test_coordinator_whose_log_cannot_be_read_is_loaded_when_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = BadSectors()
+    commit = CommitOffsets("g", "", None, -1, (OffsetToCommit("t", 0, 7, -1, None),))
+    fetch_offsets = FetchOffsets("g", {"t": (0,)}, require_stable=False)
+
+    async def body() -> None:
+        async with engine_on(tmp_path, Disk(), internal_partitions=1) as engine:
+            assert (await answer_of(engine.groups.ask("g", commit))).fault is Fault.NONE
+        calls.spoil(tmp_path / "__consumer_offsets-0" / "00000000000000000000.log", 0)
+        async with engine_on(tmp_path, Disk(calls), internal_partitions=1) as engine:
+            await engine.groups.loaded()
+            assert engine.groups.ask("g", fetch_offsets) is Fault.COORDINATOR_NOT_AVAILABLE
+            calls.heal()
+            await until(lambda: isinstance(engine.groups.ask("g", fetch_offsets), Pending))
+            found = await answer_of(engine.groups.ask("g", fetch_offsets))
+            assert found.offsets["t"][0].value.offset == 7
+
+    asyncio.run(body())
+    assert "__consumer_offsets-0 cannot be loaded, will be retried in 0.25 s" in caplog.text
+
+
+def test_each_failed_offset_is_logged_once_within_a_bound(caplog: pytest.LogCaptureFixture) -> None:
+    errors = ReadErrors()
+    partition_id = TopicPartition(TopicName("t"), 0)
+    failure = ReadFailed(5, "a file: reading 61 bytes at position 0 failed: Input/output error")
+    for _ in range(3):
+        errors.note(partition_id, 7, failure)
+    assert [record.getMessage() for record in caplog.records] == [f"t-0: offset 7 cannot be read: {failure}"]
+    for offset in range(3 * READ_ERRORS_REMEMBERED_MAX):
+        errors.note(partition_id, offset, failure)
+        assert len(errors._logged) <= READ_ERRORS_REMEMBERED_MAX

@@ -12,7 +12,7 @@ import pytest
 from penstock.broker import offsets
 from penstock.broker.embedded import EmbeddedEngine, EngineSettings
 from penstock.broker.engine import Isolation, NewTopic, Read, ReadResult
-from penstock.broker.reads import Reads
+from penstock.broker.reads import PARTITIONS_AT_ONCE, Reads
 from penstock.model.errors import Fault
 from penstock.model.pending import Pending
 from penstock.records.builder import NewRecord, build_batch
@@ -315,6 +315,68 @@ def test_a_wait_ends_when_its_topic_is_deleted_or_the_broker_stops(tmp_path: Pat
     asyncio.run(run())
 
 
+MANY = 4 * PARTITIONS_AT_ONCE
+
+
+@pytest.mark.parametrize("min_bytes", [1, 150])
+def test_a_read_of_very_many_partitions_waits_and_is_woken_like_any_other(tmp_path: Path, min_bytes: int) -> None:
+    disk = Disk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, topic=None, flush="os") as engine:
+            await answer_of(engine.create_topics([NewTopic("t", MANY)], validate_only=False))
+            wait = read(engine, *[Read("t", n, 0, PLENTY) for n in range(MANY)], min_bytes=min_bytes, wait_ms=60_000)
+            assert isinstance(wait, Pending)
+            await until(lambda: all(partition.data_waiters for partition in engine.partitions()))
+            await turns()
+            for partition in (3, MANY - 1):
+                assert not wait.done
+                await write(engine, partition, [b"x" * 20])
+                if min_bytes == 1:
+                    break
+            results = await answer_of(wait)
+            found = {n: values(disk, result) for n, result in enumerate(results) if result.records}
+            assert found == {n: [b"x" * 20] for n in ((3,) if min_bytes == 1 else (3, MANY - 1))}
+            assert not any(partition.data_waiters for partition in engine.partitions())
+
+    asyncio.run(run())
+
+
+def test_what_comes_while_a_large_read_parks_is_not_missed(tmp_path: Path) -> None:
+    disk = Disk()
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk, topic=None, flush="os") as engine:
+            await answer_of(engine.create_topics([NewTopic("t", MANY)], validate_only=False))
+            reads = [Read("t", n, 0, PLENTY) for n in range(MANY)]
+            work = engine.read_in_slices(reads, PLENTY, 1, 60_000, 0)
+            at_pauses = 0
+            while not engine.partition("t", 0).data_waiters:  # type: ignore[union-attr]
+                assert work.send(None) is None
+                at_pauses += 1
+            assert at_pauses > 10
+            await write(engine, MANY - 1, [b"late"])
+            wait = engine.in_slices(work, drop=True)
+            results = await answer_of(wait)
+            assert values(disk, results[MANY - 1]) == [b"late"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("partitions", [10, MANY])
+def test_a_read_that_is_given_up_leaves_nothing_behind(tmp_path: Path, partitions: int) -> None:
+    async def run() -> None:
+        async with engine_on(tmp_path, Disk(), topic=None, flush="os") as engine:
+            await answer_of(engine.create_topics([NewTopic("t", partitions)], validate_only=False))
+            wait = read(engine, *[Read("t", n, 0, PLENTY) for n in range(partitions)], wait_ms=60_000)
+            assert isinstance(wait, Pending)
+            await until(lambda: all(partition.data_waiters for partition in engine.partitions()))
+            wait.abandon()
+            assert not any(partition.data_waiters for partition in engine.partitions())
+
+    asyncio.run(run())
+
+
 # --------------------------------------------------------------------------------------------------- cold data
 
 
@@ -406,6 +468,23 @@ def test_data_that_never_gets_warm_is_an_error_not_a_hang(tmp_path: Path, cold_d
             cold_disk.cold = True
             cold_disk._warm = Never()  # type: ignore[assignment]
             (found,) = await now(engine, Read("t", 0, 1, PLENTY))
+            assert found.fault is Fault.STORAGE_ERROR
+            cold_disk.cold = False
+
+    asyncio.run(run())
+
+
+def test_a_timestamp_in_data_that_never_gets_warm_is_an_error(
+    tmp_path: Path, cold_disk: ThreadNamingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets, "COLD_TRIES_MAX", 5)
+
+    async def run() -> None:
+        async with engine_on(tmp_path, cold_disk) as engine:
+            await write(engine, 0, [b"a"], [b"b"])
+            cold_disk.cold = True
+            cold_disk._warm = Never()  # type: ignore[assignment]
+            found = await answer_of(engine.list_offset("t", 0, 0, Isolation.READ_UNCOMMITTED))
             assert found.fault is Fault.STORAGE_ERROR
             cold_disk.cold = False
 

@@ -7,8 +7,15 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.record_cache import DECODED_RECORDS_MAX, DecodedBatch, RecordCache
-from penstock.records.batch import CRC_OFFSET, CRC_START, Batch, BatchError
+from penstock.broker.record_cache import (
+    DECODED_HEADERS_MAX,
+    DECODED_RECORDS_MAX,
+    MARK_RECORDS,
+    DecodedBatch,
+    Far,
+    RecordCache,
+)
+from penstock.records.batch import CRC_OFFSET, CRC_START, Batch, BatchError, BatchTooLarge
 from penstock.records.builder import NewRecord, build_batch, rebuild_batch
 from penstock.records.compression import Codec
 from penstock.records.record import read_records
@@ -115,3 +122,82 @@ def test_a_record_is_read_alone_as_it_is_in_the_row(count: int) -> None:
         assert [decoded.record_at(record.offset) for record in row] == row
         assert decoded.record_at(row[0].offset - 5) == row[0]
         assert decoded.record_at(row[-1].offset + 1) is None
+
+
+FAR = 100 * MARK_RECORDS
+"""Records: more than a read passes by itself."""
+
+
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_reading_far_into_a_large_batch_needs_a_seek(cleaned: bool) -> None:
+    batch = batch_of([b"%d" % n for n in range(2 * FAR)])
+    row = list(read_records(batch))
+    if cleaned:
+        row = [record for record in row if record.offset % 3]
+        batch = Batch(memoryview(rebuild_batch(batch, row)))
+    decoded = DecodedBatch(batch)
+    for wanted in (row[0], row[50], row[MARK_RECORDS * 10 + 3]):
+        assert decoded.record_at(wanted.offset) == wanted
+    with pytest.raises(Far) as far:
+        decoded.record_at(row[-1].offset)
+    assert far.value.offset == row[-1].offset
+    assert len(list(decoded.seek(row[-1].offset))) > 1
+    for wanted in (*row[:: FAR // 7], row[-1]):
+        assert next(decoded.from_offset(wanted.offset)) == wanted
+    assert list(decoded.from_offset(row[-3].offset)) == row[-3:]
+    assert decoded.record_at(row[-1].offset + 1) is None
+
+
+@given(st.integers(1, 400), st.integers(1, 5), st.data())
+def test_every_offset_of_a_cleaned_batch_is_found(count: int, every: int, data: st.DataObject) -> None:
+    batch = batch_of([b"%d" % n for n in range(count)])
+    kept = [record for record in read_records(batch) if record.offset % every == 0]
+    decoded = DecodedBatch(Batch(memoryview(rebuild_batch(batch, kept))))
+    for _ in range(5):
+        offset = data.draw(st.integers(BASE - 1, BASE + count))
+        assert list(decoded.from_offset(offset)) == [record for record in kept if record.offset >= offset]
+
+
+def test_records_with_many_headers_are_not_kept_decoded() -> None:
+    cache = RecordCache(bytes_max=1_000_000)
+    segment = object()
+    for at, headers in enumerate((10, 100, DECODED_HEADERS_MAX)):
+        records = [NewRecord(1, None, b"v", (("h", b""),) * headers) for _ in range(3)]
+        cache.put(segment, DecodedBatch(Batch(memoryview(build_batch(records, base_offset=3 * at)))))
+    before = cache.bytes_counted
+    for offset in range(9):
+        found = cache.find(segment, offset)
+        assert found is not None
+        record = found.record_at(offset)
+        assert record is not None
+        assert record.offset == offset
+        assert cache.find(segment, offset) is found
+    assert cache.bytes_counted == before + 330 * 200
+
+
+def test_decoding_what_is_there_keeps_the_bound() -> None:
+    cost = DecodedBatch(with_headers(0)).cost_bytes
+    cache = RecordCache(bytes_max=10 * cost)
+    segment = object()
+    for base_offset in range(10):
+        cache.put(segment, DecodedBatch(with_headers(base_offset)))
+    assert len(cache) == 10
+    for offset in range(10):
+        found = cache.find(segment, offset)
+        if found is not None:
+            found.record_at(offset)
+            cache.find(segment, offset)
+    assert len(cache) < 10
+    assert cache.bytes_counted <= 10 * cost
+
+
+def with_headers(base_offset: int) -> Batch:
+    return Batch(memoryview(build_batch([NewRecord(1, None, b"v", (("h", b""),) * 50)], base_offset=base_offset)))
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+def test_a_batch_that_unpacks_to_more_than_the_limit_is_too_large(codec: int) -> None:
+    batch = batch_of([bytes(100_000)], codec)
+    assert DecodedBatch(batch, 100_100).size > 100_000
+    with pytest.raises(BatchTooLarge):
+        DecodedBatch(batch, 100_000)

@@ -118,3 +118,35 @@ def test_a_folder_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Path
         await engine.stop()
 
     run(body)
+
+
+@pytest.mark.parametrize("change", ["create", "grow"])
+def test_partitions_of_a_catalogue_that_cannot_be_restored_keep_their_folders(
+    tmp_path: Path, origin: Path, change: str
+) -> None:
+    """The next start finds the change that was refused, and must be able to serve it."""
+
+    async def body() -> None:
+        shutil.copytree(origin, tmp_path / "data")
+        disk = FaultDisk()
+        engine, _ = open_engine(tmp_path / "data", disk)
+        replaced = False
+
+        def refuse() -> None:
+            nonlocal replaced
+            name, path, _ = disk.calls[-1]
+            if replaced and (name == "sync_directory" or path.name == "topics.tmp"):
+                raise OSError(errno.EIO, "on cue")
+            replaced = replaced or (name == "rename" and path.name == "topics.tmp")
+
+        disk.arm(None)
+        disk.before = refuse
+        assert {result.fault for result in await answer_of(CHANGES[change](engine))} == {Fault.STORAGE_ERROR}
+        disk.disarm()
+        crash(engine)
+        again, _ = open_engine(tmp_path / "data")
+        assert len(topics_of(again)) == (3 if change == "create" else 1)
+        assert all(partition.online for partition in again.partitions())
+        await again.stop()
+
+    run(body)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.broker import catalogue
@@ -17,6 +20,7 @@ from penstock.broker.embedded import EngineSettings
 from penstock.broker.engine import NewTopic, TopicResult
 from penstock.broker.opening import open_partitions
 from penstock.broker.topics import Topics
+from penstock.model import limits
 from penstock.model.errors import Fault, StartError
 from penstock.model.ids import TopicName, TopicPartition
 from penstock.storage.data_directory import DataDirectory
@@ -150,6 +154,58 @@ def check(disk: SimulatedDisk, before: State, after: State, *, done: bool) -> No
     crash(broker.directory)
 
 
+class RoomOfATopic(SimulatedDisk):
+    """A disk that the records of one topic fill: no file can be written before they are deleted."""
+
+    def replace_whole(self, path: Path, data: Any, *, durable: bool = True) -> None:
+        records = [found for found in self.files() if found.suffix == ".log" and found.parent.name != "other-0"]
+        if path.name == catalogue.FILE_NAME and records:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        super().replace_whole(path, data, durable=durable)
+        self.owed.pop(path, None)
+
+
+def test_crash_of_a_deletion_without_room_leaves_the_topic_or_none_of_it(tmp_path: Path) -> None:
+    disk = prepared(tmp_path)
+    disk.remove_directory(tmp_path / "half-0")
+    outcomes = set()
+    steps = 0
+    done = False
+    while not done:
+        broker = Broker(full(disk.copy()))
+        before = broker.state()
+        broker.disk.changes_left = steps
+        try:
+            [result] = asyncio.run(broker.topics.delete(["old"]))
+            done = True
+            assert result.fault is Fault.NONE, result.text
+            assert "old" not in broker.state()
+            assert not [path for path in broker.disk.files() if path.parent.name.startswith(".deleted")]
+        except PowerCut:
+            pass
+        crash(broker.directory)
+        broker.disk.changes_left = None
+        for seed in range(6):
+            found = broker.disk.copy() if seed == 0 else broker.disk.after_cut(Random(seed))
+            again = Broker(full(found))
+            outcomes.add("old" in again.state())
+            assert again.state() == (before if "old" in again.state() else {"other": before["other"]})
+            assert not (done and "old" in again.state())
+            assert values_of(again.logs["other-0"], again.disk) == VALUES
+            for folder in set(again.logs) - {"other-0"}:
+                assert values_of(again.logs[folder], again.disk) == VALUES
+            crash(again.directory)
+        steps += 1
+    assert outcomes == {True, False}
+    assert steps > 4
+
+
+def full(disk: SimulatedDisk) -> SimulatedDisk:
+    disk.__class__ = RoomOfATopic
+    disk.may_owe = True
+    return disk
+
+
 def test_a_topic_made_again_under_its_old_name_has_another_id_and_no_old_records(tmp_path: Path) -> None:
     broker = Broker(prepared(tmp_path))
     old = broker.topics.get("old")
@@ -249,6 +305,46 @@ def test_each_topic_of_a_request_has_its_own_answer(tmp_path: Path) -> None:
     crash(broker.directory)
 
 
+# ---- limits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("too_many", [0, 1])
+@pytest.mark.parametrize("how", ["create", "grow"])
+def test_a_topic_has_so_many_partitions_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, too_many: int
+) -> None:
+    broker = Broker(prepared(tmp_path))
+    monkeypatch.setattr(limits, "PARTITIONS_PER_TOPIC_MAX", 5)
+    if how == "create":
+        change = broker.topics.create([NewTopic("new", 5 + too_many)], validate_only=False)
+    else:
+        change = broker.topics.add_partitions([("old", 5 + too_many)], validate_only=False)
+    (result,) = asyncio.run(change)
+    assert result.fault is (Fault.INVALID_PARTITIONS if too_many else Fault.NONE)
+    assert broker.topics.partition_count == (3 if too_many else 8 if how == "create" else 6)
+    crash(broker.directory)
+
+
+@pytest.mark.parametrize("too_many", [0, 1])
+@pytest.mark.parametrize("how", ["create", "grow"])
+def test_the_broker_has_so_many_partitions_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, too_many: int
+) -> None:
+    """The first change of a request leaves room for two more partitions."""
+    broker = Broker(prepared(tmp_path))
+    monkeypatch.setattr(limits, "PARTITIONS_MAX", 8)
+    if how == "create":
+        topics = [NewTopic("new", 3), NewTopic("last", 2 + too_many)]
+        change = broker.topics.create(topics, validate_only=False)
+    else:
+        change = broker.topics.add_partitions([("old", 5), ("other", 3 + too_many)], validate_only=False)
+    first, second = asyncio.run(change)
+    assert first.fault is Fault.NONE
+    assert second.fault is (Fault.INVALID_PARTITIONS if too_many else Fault.NONE)
+    assert broker.topics.partition_count == (6 if too_many else 8)
+    crash(broker.directory)
+
+
 def test_the_catalogue_is_read_back_as_it_was_written() -> None:
     entry = TopicEntry(TopicName("a"), uuid.uuid4(), 3, {"retention.ms": "1"})
     assert catalogue.decode(catalogue.encode({entry.name: entry})) == {entry.name: entry}
@@ -257,3 +353,89 @@ def test_the_catalogue_is_read_back_as_it_was_written() -> None:
         catalogue.decode(b'{"version":2,"topics":[]}')
     with pytest.raises(StartError, match="not readable"):
         catalogue.decode(b'{"version":1,"topics":[{"name":"a"}]}')
+
+
+# ---- many topics --------------------------------------------------------------------------------------------------------
+
+
+async def _turns_during(work: Coroutine[Any, Any, Any]) -> int:
+    """How often the loop turned while the work was under way."""
+    turns = 0
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    task.result()
+    return turns
+
+
+@pytest.mark.parametrize("what", ["create", "delete", "grow", "alter"])
+def test_a_request_about_many_topics_lets_others_go_on(tmp_path: Path, what: str) -> None:
+    names = [f"t{number}" for number in range(20_000)]
+
+    async def run() -> None:
+        async with engine_on(tmp_path, Disk(), topic=None, flush="os") as engine:
+            topics = engine._topics
+            work: Coroutine[Any, Any, Any]
+            if what == "create":
+                work = topics.create([NewTopic(name) for name in names], validate_only=True)
+            elif what == "delete":
+                work = topics.delete(names)
+            elif what == "grow":
+                work = topics.add_partitions([(name, 2) for name in names], validate_only=True)
+            else:
+                work = topics.alter_configs({name: {} for name in names}, validate_only=True)
+            assert await _turns_during(work) >= 3
+
+    asyncio.run(run())
+
+
+def test_a_topic_that_is_named_twice_is_refused_each_time(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_on(tmp_path, Disk(), topic=None, flush="os") as engine:
+            asked = [NewTopic(name) for name in ("a", "b", "a", "c", "a")]
+            results = await answer_of(engine.create_topics(asked, validate_only=False))
+            refused = Fault.INVALID_REQUEST
+            assert [result.fault for result in results] == [refused, Fault.NONE, refused, Fault.NONE, refused]
+            assert list(engine.topic_names()) == ["b", "c"]
+
+    asyncio.run(run())
+
+
+def test_names_and_counts_follow_every_change(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine_on(tmp_path, Disk(), topic=None, flush="os") as engine:
+            topics = engine._topics
+            dice = Random(3)
+            expected: dict[str, int] = {}
+            for number in range(12):
+                name = f"t{dice.randrange(100)}-{number}"
+                expected[name] = 1 + number % 3
+                await answer_of(engine.create_topics([NewTopic(name, expected[name])], validate_only=False))
+                if number % 4 == 3:
+                    gone = dice.choice(sorted(expected))
+                    del expected[gone]
+                    await answer_of(engine.delete_topics([gone]))
+                if number % 5 == 4:
+                    grown = dice.choice(sorted(expected))
+                    expected[grown] += 2
+                    await answer_of(engine.add_partitions([(grown, expected[grown])], validate_only=False))
+                assert list(topics.names()) == sorted(expected)
+                assert topics.partition_count == sum(expected.values())
+                infos = {info.name: len(info.partitions) for info in engine.topics()}
+                assert infos == expected
+                ids = {name: info.topic_id for name in expected if (info := engine.topic(name)) is not None}
+                assert {topics.name_of(topic_id.bytes) for topic_id in ids.values()} == set(expected)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [0, 1, 499, 500, 501, 1_200])
+def test_the_catalogue_in_parts_is_the_catalogue(count: int) -> None:
+    entries = {
+        TopicName(f"t{n}"): TopicEntry(TopicName(f"t{n}"), uuid.UUID(int=n), n, {"retention.ms": "5"} if n % 3 else {})
+        for n in range(count)
+    }
+    whole = msgspec.json.format(msgspec.json.encode({"version": 1, "topics": list(entries.values())}), indent=1)
+    assert b"".join(catalogue.encode_in_parts(entries)) == whole
+    assert catalogue.decode(catalogue.encode(entries)) == entries

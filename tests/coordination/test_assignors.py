@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.coordination import assignors
 from penstock.coordination.assignors import Subscriber, assign_range, assign_round_robin, assign_uniform
+from tests.coordination import plain_assignors
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 Result = dict[str, dict[str, frozenset[int]]]
 Assign = Callable[[dict[str, Subscriber[str]], dict[str, int]], Result]
@@ -45,6 +53,34 @@ def test_each_partition_has_exactly_one_owner_who_subscribes_to_it(
         assert share.keys() <= members[name].topics
         assert all(share.values()), "no topic with an empty share"
     assert assign(members, topics) == result
+
+
+MORE_TOPICS = "abcdefgh"
+crowds = st.dictionaries(
+    st.integers(0, 40).map("m{:02}".format),
+    st.builds(
+        Subscriber,
+        st.sampled_from(
+            [frozenset(), frozenset("a"), frozenset("ab"), frozenset("bcd"), frozenset("h"), frozenset(MORE_TOPICS)]
+        )
+        | st.frozensets(st.sampled_from(MORE_TOPICS)),
+        st.dictionaries(st.sampled_from(MORE_TOPICS), st.frozensets(st.integers(0, 20), min_size=1)),
+        st.none() | st.sampled_from(["i", "j", "k"]),
+    ),
+    max_size=12,
+)
+
+
+@pytest.mark.parametrize("name", ["assign_range", "assign_round_robin", "assign_uniform"])
+@given(members=crowds, topics=st.dictionaries(st.sampled_from(MORE_TOPICS), st.integers(0, 20)))
+def test_the_result_is_that_of_the_plain_algorithm(
+    name: str, members: dict[str, Subscriber[str]], topics: dict[str, int]
+) -> None:
+    expected: Result = getattr(plain_assignors, name)(members, topics)
+    result: Result = getattr(assignors, name)(members, topics)
+    assert result == expected
+    again = {member: members[member]._replace(held=result[member]) for member in list(members)[1:]}
+    assert getattr(assignors, name)(again, topics) == getattr(plain_assignors, name)(again, topics)
 
 
 @given(st.integers(1, 6), topic_counts, st.lists(held, min_size=6, max_size=6))
@@ -138,3 +174,44 @@ def test_round_robin_deals_partitions_in_turn() -> None:
     result = assign_round_robin({"m1": member("a", "b"), "m2": member("a", "b")}, {"a": 3, "b": 3})
     assert result["m1"] == {"a": frozenset({0, 2}), "b": frozenset({1})}
     assert result["m2"] == {"a": frozenset({1}), "b": frozenset({0, 2})}
+
+
+# ---- work --------------------------------------------------------------------------------------------------------------
+
+
+def steps(work: Callable[[], object]) -> int:
+    """How many lines the work runs, and how many times a loop in one line goes round."""
+    count = 0
+
+    def trace(_frame: FrameType, _event: str, _arg: object) -> TraceFunction:
+        nonlocal count
+        count += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def crowd(size: int, kind: str) -> tuple[dict[str, Subscriber[str]], dict[str, int]]:
+    """`size` members and `size` topics of two partitions."""
+    topics = {f"t{number:04}": 2 for number in range(size)}
+    everything, half = frozenset(topics), frozenset(sorted(topics)[::2])
+    members = {}
+    for number in range(size):
+        subscribed = half if kind == "mixed" and number % 2 else everything
+        # One member holds all: the others get their shares by handing over.
+        has = {topic: frozenset({0, 1}) for topic in subscribed} if kind != "new" and number == 0 else {}
+        members[f"m{number:04}"] = Subscriber(subscribed, has)
+    return members, topics
+
+
+@pytest.mark.parametrize("kind", ["alike", "mixed", "new"])
+@pytest.mark.parametrize("assign", [assign_range, assign_round_robin, assign_uniform])
+def test_the_work_does_not_grow_with_members_times_topics(assign: Assign, kind: str) -> None:
+    small, large = (steps(lambda n=size: assign(*crowd(n, kind))) for size in (20, 200))  # type: ignore[misc]
+    assert large < 20 * small, "ten times as many of both: at most twenty times the work, not a hundred times"

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.coordination.classic_states import TRANSITIONS, State
 from penstock.coordination.group_commands import (
+    NAME_CHARS_MAX,
     CommitOffsets,
     DeleteGroup,
     DeleteOffsets,
@@ -20,6 +21,7 @@ from penstock.coordination.group_commands import (
     ListGroups,
     OffsetToCommit,
 )
+from penstock.model import limits
 from penstock.model.errors import Fault
 from tests.coordination.group_driver import Driver, join_command
 
@@ -308,6 +310,23 @@ def test_a_group_has_a_greatest_size() -> None:
     assert heartbeat(driver, ids[0], generation) is Fault.NONE
 
 
+def test_the_metadata_of_a_group_has_a_greatest_size(driver: Driver) -> None:
+    most = limits.GROUP_METADATA_BYTES_MAX
+    first = driver.answers[driver.join(protocols=(("p", bytes(most - 1)),))].member_id
+    assert driver.answers[driver.join(protocols=(("p", b"xx"),))].fault is Fault.GROUP_MAX_SIZE_REACHED
+    again = driver.join(first, protocols=(("p", bytes(most)),))
+    assert driver.answers[again].fault is Fault.NONE, "in place of what it had"
+    assert driver.answers[driver.join(first, protocols=(("p", bytes(most + 1)),))].fault is Fault.GROUP_MAX_SIZE_REACHED
+
+
+def test_ids_that_nobody_came_back_with_are_limited() -> None:
+    driver = Driver(GroupSettings(initial_rebalance_delay_ms=0, group_size_max=2))
+    given = [driver.answers[driver.join(needs_member_id=True)] for _ in range(3)]
+    assert [answer.fault for answer in given] == [*[Fault.MEMBER_ID_REQUIRED] * 2, Fault.GROUP_MAX_SIZE_REACHED]
+    driver.join(given[0].member_id)
+    assert driver.answers[driver.join(needs_member_id=True)].fault is Fault.MEMBER_ID_REQUIRED
+
+
 # ------------------------------------------------------------------------------------------------------ static members
 
 
@@ -530,6 +549,21 @@ def test_names_that_no_record_could_hold_are_refused(driver: Driver) -> None:
     assert driver.answers[driver.join(client_id="c" * 40_000)].fault is Fault.INVALID_REQUEST
     assert driver.answers[driver.join(instance_id="c" * 40_000)].fault is Fault.INVALID_REQUEST
     assert driver.answers[driver.send(join_command(protocols=(("p" * 40_000, b""),)))].fault is Fault.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("too_long", [0, 1])
+def test_names_have_so_many_characters_at_most(driver: Driver, too_long: int) -> None:
+    name = "n" * (NAME_CHARS_MAX // 2 + too_long)
+    fault = Fault.INVALID_REQUEST if too_long else Fault.NONE
+    protocols = ((name, b""), ("range", b""))
+    for changes in ({"client_id": name}, {"instance_id": name}, {"protocol_type": name}, {"protocols": protocols}):
+        joined = driver.send(join_command(group=f"g{sorted(changes)}", **changes))
+        assert driver.answers[joined].fault is fault, changes
+    group = "g" * (NAME_CHARS_MAX + too_long)
+    fault = Fault.INVALID_GROUP_ID if too_long else Fault.NONE
+    assert driver.answers[driver.send(join_command(group=group))].fault is fault
+    offsets = (OffsetToCommit("t", 0, 5, 0, ""),)
+    assert driver.ask(CommitOffsets(group.upper(), "", None, -1, offsets)).fault is fault
 
 
 @pytest.mark.parametrize("how", ["leaves", "falls silent", "its offsets are deleted", "its topic is deleted"])

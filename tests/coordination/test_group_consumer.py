@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.coordination.group_commands import (
+    NAME_CHARS_MAX,
     CommitOffsets,
     ConsumerHeartbeat,
     ConsumerHeartbeatResult,
@@ -22,6 +23,7 @@ from penstock.coordination.group_commands import (
     ListGroups,
     OffsetToCommit,
 )
+from penstock.model import limits
 from penstock.model.errors import Fault
 from tests.coordination.group_driver import Driver, join_command
 
@@ -183,6 +185,13 @@ def test_heartbeats_that_no_group_could_accept_are_invalid(driver: Driver, chang
     assert driver.ask(ListGroups()).groups == ()
 
 
+@pytest.mark.parametrize("too_long", [0, 1])
+@pytest.mark.parametrize("field", ["group", "member_id", "instance_id", "rack_id", "client_id", "subscribed_regex"])
+def test_names_have_so_many_characters_at_most(driver: Driver, field: str, too_long: int) -> None:
+    result = join(driver, "a", **{field: "n" * (NAME_CHARS_MAX + too_long)})
+    assert result.fault is (Fault.INVALID_REQUEST if too_long else Fault.NONE)
+
+
 def test_the_broker_names_members_that_bring_no_id(driver: Driver, topic: uuid.UUID) -> None:
     joined = join(driver, "")
     assert joined.member_id
@@ -205,6 +214,54 @@ def test_a_group_has_a_greatest_size(topic: uuid.UUID) -> None:
     join(driver, "a")
     assert join(driver, "b").fault is Fault.GROUP_MAX_SIZE_REACHED
     assert join(driver, "a").fault is Fault.NONE
+
+
+def test_the_default_size_of_a_group_is_limited(driver: Driver) -> None:
+    driver.create_topic("t", 1)
+    for number in range(limits.GROUP_MEMBERS_MAX):
+        assert join(driver, f"m{number}").fault is Fault.NONE
+    assert join(driver, "more").fault is Fault.GROUP_MAX_SIZE_REACHED
+
+
+def test_the_names_that_a_group_subscribes_to_are_limited(driver: Driver) -> None:
+    half = limits.CONSUMER_GROUP_NAMES_MAX // 2
+    first, second = ([f"{letter}{number}" for number in range(half)] for letter in "ab")
+    assert join(driver, "a", *first).fault is Fault.NONE
+    assert join(driver, "b", *second).fault is Fault.NONE
+    assert join(driver, "c", *second).fault is Fault.NONE, "the same subscription counts once"
+    before = repr(driver.coordinator.durable_state())
+    refused = join(driver, "d", "one")
+    assert (refused.fault, str(2 * half + 1) in (refused.text or "")) == (Fault.INVALID_REQUEST, True)
+    assert repr(driver.coordinator.durable_state()) == before
+
+
+@pytest.mark.parametrize("too_many", [0, 1])
+def test_the_topics_and_partitions_of_a_group_are_limited(driver: Driver, too_many: int) -> None:
+    driver.create_topic("wide", limits.CONSUMER_GROUP_PARTITIONS_MAX)
+    driver.create_topic("narrow", 1)
+    assert join(driver, "a", "wide", *["narrow"] * too_many).fault is (
+        Fault.INVALID_REQUEST if too_many else Fault.NONE
+    )
+    many = [f"t{number}" for number in range(limits.CONSUMER_GROUP_TOPICS_MAX + too_many)]
+    for name in many:
+        driver.create_topic(name, 1)
+    result = driver.ask(ConsumerHeartbeat("g2", "b", 0, subscribed_names=tuple(many), rebalance_timeout_ms=1, owned={}))
+    assert result.fault is (Fault.INVALID_REQUEST if too_many else Fault.NONE)
+
+
+def test_a_group_whose_topics_grow_too_large_is_told(driver: Driver) -> None:
+    driver.create_topic("t", limits.CONSUMER_GROUP_PARTITIONS_MAX)
+    assert join(driver, "a").fault is Fault.NONE
+    driver.create_topic("t", limits.CONSUMER_GROUP_PARTITIONS_MAX + 1)
+    assert beat(driver, "a", 1).fault is Fault.INVALID_REQUEST
+
+
+def test_the_patterns_of_a_group_are_limited(driver: Driver) -> None:
+    for number in range(limits.CONSUMER_GROUP_PATTERNS_MAX):
+        assert join(driver, f"m{number}", subscribed_names=(), subscribed_regex=f"p{number}").fault is Fault.NONE
+    assert join(driver, "same", subscribed_names=(), subscribed_regex="p0").fault is Fault.NONE
+    assert join(driver, "other", subscribed_names=(), subscribed_regex="x").fault is Fault.INVALID_REQUEST
+    assert join(driver, "m1", subscribed_names=(), subscribed_regex="x").fault is Fault.NONE, "in place of its own"
 
 
 def test_the_assignor_that_most_ask_for_is_used(driver: Driver) -> None:

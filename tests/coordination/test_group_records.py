@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from penstock.coordination import group_records
 from penstock.coordination.consumer_group_records import (
     CurrentAssignment,
     CurrentAssignmentRecord,
@@ -216,3 +217,12 @@ def test_null_metadata_is_not_empty_metadata() -> None:
     empty = OffsetRecord("g", "t", 0, CommittedOffset(1, 2, 3, ""))
     assert decode(*encode(null)) == null
     assert decode(*encode(empty)) == empty
+
+
+def test_names_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_records, "_NAMES_MAX", 3)
+    monkeypatch.setattr(group_records, "_NAMES", {})
+    for number in range(10):
+        record = OffsetRecord(f"g{number}", "t", 0, CommittedOffset(number, 0, -1))
+        assert decode(*encode(record)) == record
+        assert len(group_records._NAMES) <= 3

@@ -13,6 +13,7 @@ from penstock.coordination.group_commands import (
     CommitResult,
     DeleteGroup,
     DeleteOffsets,
+    DeleteResult,
     DropTopics,
     FetchedOffset,
     FetchOffsets,
@@ -25,6 +26,7 @@ from penstock.coordination.group_commands import (
 )
 from penstock.coordination.group_records import CommittedOffset, OffsetRecord
 from penstock.coordination.offsets import Offsets
+from penstock.model import limits
 from penstock.model.errors import Fault
 from tests.coordination.group_driver import Driver, subscription
 
@@ -145,14 +147,27 @@ def test_a_deleted_topic_takes_its_offsets_along_in_every_group(driver: Driver) 
         commit(driver, 1, group=group, place=("t", 0))
         commit(driver, 2, group=group, place=("u", 0))
     commit(driver, 9, group="h", place=("t", 7), producer=Producer(1, 0))
-    assert driver.coordinator.offset_topics() == {"t", "u"}
+    assert driver.coordinator.has_offsets_of({"t", "x"})
     driver.ask(DropTopics(frozenset({"t"})))
     driver.mark(1, committed=True)
     for group in ("g", "h"):
         assert offset(driver, ("t", 0), group=group) is None
         assert offset(driver, ("u", 0), group=group) == 2
     assert offset(driver, ("t", 7), group="h") is None, "what was pending is gone too"
-    assert driver.coordinator.offset_topics() == {"u"}
+    assert not driver.coordinator.has_offsets_of({"t", "x"})
+    assert driver.coordinator.has_offsets_of({"u"})
+
+
+def test_offsets_of_a_deleted_topic_go_some_at_a_time(driver: Driver) -> None:
+    for group in ("g", "h"):
+        for partition in range(5):
+            commit(driver, 1, group=group, place=("t", partition))
+    commit(driver, 9, group="h", place=("t", 7), producer=Producer(1, 0))
+    left = []
+    while driver.coordinator.has_offsets_of({"t"}):
+        left.append(driver.ask(DropTopics(frozenset({"t"}), 4)))
+    assert left == [True, True, False]
+    assert group_names(driver) == set()
 
 
 def test_a_group_of_offsets_alone_ends_with_its_last_offset(driver: Driver) -> None:
@@ -184,13 +199,71 @@ def test_offsets_expire_when_a_group_that_had_members_is_empty_for_the_retention
 
 def test_many_offsets_expire_in_several_ticks(driver: Driver) -> None:
     (member,), generation = driver.stable(1)
-    offsets = tuple(OffsetToCommit("t", partition, 1, 0, "") for partition in range(10_001))
+    offsets = tuple(OffsetToCommit("t", partition, 1, 0, "") for partition in range(401))
     driver.ask(CommitOffsets("g", member, None, generation, offsets))
     driver.ask(LeaveGroup("g", (LeavingMember(member, None),)))
     driver.now_ms += 8 * DAY_MS
-    assert len(driver.take(driver.coordinator.tick(driver.now_ms)).records) == 10_000
+    for _ in range(2):
+        assert len(driver.take(driver.coordinator.tick(driver.now_ms)).records) == 200, "a tick is short"
+        driver.now_ms += 1
     driver.wait(1)
     assert group_names(driver) == set()
+
+
+def test_groups_are_looked_at_in_several_ticks(driver: Driver) -> None:
+    for number in range(2_500):
+        driver.ask(CommitOffsets(f"g{number}", "", None, -1, (OffsetToCommit("t", 0, 1, 0, ""),), retention_ms=0))
+    (member,), generation = driver.stable(1)
+    driver.ask(CommitOffsets("g", member, None, generation, (OffsetToCommit("t", 0, 1, 0, ""),)))
+    driver.ask(LeaveGroup("g", (LeavingMember(member, None),)))
+    driver.now_ms += 8 * DAY_MS
+    ticks = 0
+    while driver.coordinator.next_deadline_ms <= driver.now_ms:
+        driver.take(driver.coordinator.tick(driver.now_ms))
+        driver.now_ms += 1
+        ticks += 1
+    assert ticks >= 3
+    assert "g" not in group_names(driver)
+
+
+def test_a_large_group_is_deleted_in_parts(driver: Driver) -> None:
+    offsets = tuple(OffsetToCommit("t", partition, 1, 0, "") for partition in range(5))
+    driver.ask(CommitOffsets("g", "", None, -1, offsets))
+    driver.ask(CommitOffsets("g", "", None, -1, (OffsetToCommit("t", 7, 1, 0, ""),), producer=Producer(1, 0)))
+    deleted = [driver.ask(DeleteGroup("g", 2)) for _ in range(4)]
+    assert deleted == [
+        *[DeleteResult(Fault.NONE, is_partial=True)] * 2,
+        DeleteResult(Fault.NONE),
+        DeleteResult(Fault.GROUP_ID_NOT_FOUND),
+    ]
+    driver.restart()
+    assert group_names(driver) == set()
+
+
+def test_a_transaction_commits_a_limited_number_of_offsets(driver: Driver) -> None:
+    def commit(first: int, count: int) -> Fault:
+        offsets = tuple(OffsetToCommit("t", partition, 1, 0, "") for partition in range(first, first + count))
+        fault: Fault = driver.ask(CommitOffsets("g", "", None, -1, offsets, producer=Producer(1, 0))).fault
+        return fault
+
+    assert commit(0, limits.TRANSACTION_OFFSETS_MAX) is Fault.NONE
+    assert commit(limits.TRANSACTION_OFFSETS_MAX, 1) is Fault.POLICY_VIOLATION
+    driver.coordinator.end_transaction(1, committed=True)
+    assert commit(limits.TRANSACTION_OFFSETS_MAX, 1) is Fault.NONE
+
+
+def test_what_many_producers_hold_pending_is_dropped_in_the_order_of_writing(driver: Driver) -> None:
+    place = OffsetToCommit("t", 0, 1, 0, "")
+    for producer_id in (1, 2, 3, 1):
+        driver.ask(
+            CommitOffsets("g", "", None, -1, (place._replace(offset=producer_id),), producer=Producer(producer_id, 0))
+        )
+    driver.coordinator.end_transaction(3, committed=True)
+    assert offset(driver) == 3
+    driver.coordinator.end_transaction(2, committed=True)
+    assert offset(driver) == 3, "written before it, and dropped"
+    driver.coordinator.end_transaction(1, committed=True)
+    assert offset(driver) == 1, "written after it"
 
 
 def test_the_time_of_becoming_empty_survives_a_restart(driver: Driver) -> None:

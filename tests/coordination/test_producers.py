@@ -233,6 +233,20 @@ def test_markers_of_old_epochs_and_old_coordinators_are_refused() -> None:
     assert table.check_marker(8, 0, 0) is None
 
 
+def test_coordinator_epochs_above_the_newest_are_refused_and_fence_nobody() -> None:
+    table = ProducerTable(0)
+    append_marker(table, marker(commit=True, epoch=4, coordinator_epoch=2**31 - 1), 0)
+    for producer_id in (7, 8):
+        assert (
+            table.check_marker(producer_id, 4, 10, newest_coordinator_epoch=9) is Fault.TRANSACTION_COORDINATOR_FENCED
+        )
+        assert table.check_marker(producer_id, 4, 9, newest_coordinator_epoch=9) is None
+    assert table.check_marker(7, 4, 8, newest_coordinator_epoch=9) is Fault.TRANSACTION_COORDINATOR_FENCED
+    append_marker(table, marker(commit=True, epoch=4, coordinator_epoch=9), 1)
+    assert table.check_marker(7, 4, 8) is Fault.TRANSACTION_COORDINATOR_FENCED
+    assert table.check_marker(7, 4, 9) is None
+
+
 def test_a_marker_of_version_2_is_not_written_twice_and_never_hits_the_next_transaction() -> None:
     table = ProducerTable(0, verify=False)
     append(table, data(0, txn=True, epoch=4), 0)

@@ -23,9 +23,10 @@ from penstock.coordination.transaction_commands import (
 )
 from penstock.coordination.transaction_records import TransactionRecord
 from penstock.coordination.transaction_states import EPOCH_MAX, Identity, Status, TransactionState
-from penstock.coordination.transactions import RECORDS_PER_TICK_MAX, TransactionCoordinator
+from penstock.coordination.transactions import PARTITIONS_PER_TICK_MAX, RECORDS_PER_TICK_MAX, TransactionCoordinator
 from penstock.model.errors import Fault
 from penstock.model.ids import TopicName, TopicPartition
+from penstock.model.limits import TRANSACTION_PARTITIONS_MAX
 
 P0 = TopicPartition(TopicName("t"), 0)
 P1 = TopicPartition(TopicName("t"), 1)
@@ -271,6 +272,15 @@ def test_a_transaction_that_does_not_fit_a_record_is_refused() -> None:
     assert desk.add(identity, *many) is Fault.POLICY_VIOLATION
     assert desk.status() is Status.EMPTY
     assert desk.add(identity, *many[:3_000]) is Fault.NONE
+
+
+def test_a_transaction_has_so_many_partitions_at_most() -> None:
+    desk = Desk()
+    identity = granted(desk.init())
+    most = [TopicPartition(TopicName("t"), n) for n in range(TRANSACTION_PARTITIONS_MAX)]
+    assert desk.add(identity, *most) is Fault.NONE
+    assert desk.add(identity, TopicPartition(TopicName("u"), 0)) is Fault.POLICY_VIOLATION
+    assert len(desk.state.partitions) == TRANSACTION_PARTITIONS_MAX
 
 
 def test_verification_knows_what_belongs_to_the_ongoing_transaction() -> None:
@@ -576,3 +586,16 @@ def test_transactions_are_listed_by_every_filter() -> None:
     assert [status.title for status in Status] == [
         "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead"
     ]  # fmt: skip
+
+
+def test_large_transactions_time_out_a_few_at_a_time() -> None:
+    desk = Desk()
+    partitions = frozenset(TopicPartition(TopicName("t"), number) for number in range(PARTITIONS_PER_TICK_MAX))
+    names = [f"app{number}" for number in range(5)]
+    for name in names:
+        desk.do(AddPartitions(name, granted(desk.init(name)), partitions))
+    desk.now_ms += TIMEOUT_MS
+    for aborted in (2, 2, 1, 0):
+        assert (desk.coordinator.next_deadline_ms <= desk.now_ms) == bool(aborted)
+        assert len(desk.keep(desk.coordinator.tick(desk.now_ms)).effects) == aborted
+    assert all(desk.coordinator.states[name].status is Status.PREPARE_ABORT for name in names)

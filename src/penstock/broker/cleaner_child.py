@@ -15,6 +15,8 @@ from penstock.storage.cleaner import CleaningJob, CleaningResult
 from penstock.storage.cleaner_process import Reply
 
 REPLY_BYTES_MAX = 64 * 1024 * 1024
+END_S_MAX = 5.0
+"""Time to end by itself for a child that has closed its output."""
 
 
 class CleaningFailed(Exception):
@@ -54,6 +56,11 @@ class CleanerChild:
         process, self._process = self._process, None
         if process is None:
             return None
+        assert process.stdout is not None
+        if process.stdout.at_eof():
+            # It has ended or is about to. Its status comes by itself; asking for it now would take it from asyncio.
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(process.wait(), END_S_MAX)
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

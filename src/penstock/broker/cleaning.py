@@ -8,6 +8,8 @@ older than max.compaction.lag.ms.
 The steps of a swap (storage/swap.py) run in a thread, one after the other; the log changes on the loop, between two steps.
 A log whose cleaning fails, for whatever reason, is tried again later and later; the others are not affected. A swap that
 failed half-way is continued before its log is cleaned again.
+
+No cleaning starts while the disk is short of room. A swap is continued even then: its last step deletes the old segments.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from penstock.storage.data_directory import DataDirectory
 from penstock.storage.files import ChecksumMismatch
 from penstock.storage.legacy_swap import SwapRejected
 from penstock.storage.log import PartitionLog
+from penstock.storage.room import Room
 from penstock.storage.segment import Segment
 from penstock.storage.swap import Swap, sweep
 
@@ -82,6 +85,24 @@ class Retry(NamedTuple):
     due_s: float
 
 
+@dataclass(slots=True)
+class CleaningTotals:
+    """Since the broker started."""
+
+    runs: int = 0
+    segments_rewritten: int = 0
+    records_dropped: int = 0
+    bytes_rewritten: int = 0
+    bytes_freed: int = 0
+
+    def add(self, result: CleaningResult) -> None:
+        self.runs += 1
+        self.segments_rewritten += len(result.old_base_offsets)
+        self.records_dropped += result.records_read - result.records_kept
+        self.bytes_rewritten += result.bytes_after
+        self.bytes_freed += result.bytes_before - result.bytes_after
+
+
 class Cleaning:
     def __init__(
         self,
@@ -100,8 +121,7 @@ class Cleaning:
         self.child = CleanerChild()
         self._step: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self.cleaned_bytes = 0
-        self.freed_bytes = 0
+        self.totals = CleaningTotals()
 
     def _load(self) -> dict[str, int]:
         """Where each log's dirty part begins; when that is lost, everything counts as dirty once."""
@@ -132,11 +152,16 @@ class Cleaning:
                 logger.exception("log cleaning failed, retrying in %d s", CHECK_INTERVAL_S)
 
     async def clean_one(self) -> bool:
-        """Continue a swap that failed, or clean the dirtiest log that is due; False when there is nothing to do now."""
+        """Continue a swap that failed, or clean the dirtiest log that is due; False when there is nothing to do now.
+
+        Only one call may run at a time: a second one would remove the new files of the first.
+        """
         self._forget_withdrawn()
         exchange = next((one for one in self._exchanges.values() if self._may_try(one.log)), None)
         if exchange is not None:
             return await self._attempt(exchange.log, self._carry_on(exchange))
+        if self._directory.disk.room is not Room.AMPLE:  # the new segments would take the room of the reserve
+            return False
         due = self._due()
         return False if due is None else await self._attempt(due.log, self._clean(due))
 
@@ -319,8 +344,7 @@ class Cleaning:
     def _committed(self, exchange: Exchange) -> None:
         log, result = exchange.log, exchange.result
         self._first_dirty[log.name] = result.cleaned_to_offset
-        self.cleaned_bytes += result.bytes_before
-        self.freed_bytes += result.bytes_before - result.bytes_after
+        self.totals.add(result)
         logger.info(
             "cleaned %s up to offset %d: %d of %d records stay, %d bytes became %d",
             log.name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
@@ -25,6 +25,12 @@ from penstock.records.batch import Batch, BatchError
 logger = logging.getLogger(__name__)
 
 SLEEP_S_MAX = 3_600.0
+RETRY_S = 1.0
+"""Pause after an unexpected error."""
+RELOAD_DELAY_S = 0.25
+RELOAD_DELAY_S_MAX = 60.0
+"""A log that could not be read is read again after the first of these, then after twice as long each time, up to the
+other."""
 
 
 class Machine(Protocol):
@@ -53,10 +59,12 @@ class Shard(ABC, Generic[M]):
         self._timer_ms = 0
         self._work: set[asyncio.Task[None]] = set()
         self._loading: asyncio.Task[None] | None = None
+        self._reload: asyncio.TimerHandle | None = None
+        self._reload_delay_s = RELOAD_DELAY_S
 
     @abstractmethod
-    def take(self, machine: M, batch: Batch) -> None:
-        """Replay a batch of the log."""
+    def take(self, machine: M, batch: Batch) -> Iterator[None]:
+        """Replay a batch of the log, a record in each step."""
 
     @abstractmethod
     def serve(self, machine: M) -> None:
@@ -74,24 +82,47 @@ class Shard(ABC, Generic[M]):
 
     def load(self, after: Awaitable[None] | None = None) -> None:
         """Make the state from the log, once `after` is done."""
+        if self._reload is not None:
+            self._reload.cancel()
+            self._reload = None
         self.fault = Fault.COORDINATOR_LOADING
         self.machine = None
         self._loading = self.begin(self._load(after))
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
+        task = self._loop.create_task(self._guarded(work))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
         return task
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work that fails must not leave a transaction or a group unfinished: the state is loaded again."""
+        try:
+            await work
+        except Exception:
+            logger.exception("%s: background work failed, the state is loaded again in %d s", self.log.id, RETRY_S)
+            self.fault = Fault.COORDINATOR_LOADING
+            self.machine = None
+            self._reload = self._loop.call_later(RETRY_S, self.load)
 
     async def _load(self, after: Awaitable[None] | None) -> None:
         machine = self._make_machine()
         try:
             await self.log.replay(lambda batch: self.take(machine, batch), self._readers)
-        except (OSError, BatchError, FieldError) as error:
+        except (BatchError, FieldError) as error:
             logger.error("%s cannot be loaded, what it coordinates is not served: %s", self.log.id, error)
             self.fault = Fault.COORDINATOR_NOT_AVAILABLE
             return
+        except OSError as error:
+            delay_s = self._reload_delay_s
+            logger.error("%s cannot be loaded, will be retried in %g s: %s", self.log.id, delay_s, error)
+            self.fault = Fault.COORDINATOR_NOT_AVAILABLE
+            if after is not None:
+                await after
+            self._reload_delay_s = min(2 * delay_s, RELOAD_DELAY_S_MAX)
+            self._reload = self._loop.call_later(delay_s, self.load)
+            return
+        self._reload_delay_s = RELOAD_DELAY_S
         if after is not None:
             await after
         if not self.partition.online:
@@ -123,13 +154,25 @@ class Shard(ABC, Generic[M]):
 
     def _tick(self) -> None:
         self._timer = None
-        if self.machine is not None:
+        if self.machine is None:
+            return
+        if self.log.problem is not None:  # what a deadline leads to cannot be stored now
+            self._timer_ms = self.now_ms()
+            self._timer = self._loop.call_later(RETRY_S, self._tick)
+            return
+        try:
             self.tick(self.machine)
-            self.schedule()
+        except Exception:
+            logger.exception("%s: a deadline could not be handled, retried in %d s", self.log.id, RETRY_S)
+            self._timer_ms = self.now_ms()
+            self._timer = self._loop.call_later(RETRY_S, self._tick)
+            return
+        self.schedule()
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._reload):
+            if timer is not None:
+                timer.cancel()
         for task in self._work:
             task.cancel()
         self.machine = None
@@ -155,6 +198,15 @@ class Shards(Generic[S]):
         done: Pending[Fault] = Pending()
         done.complete(Fault.NONE)
         return done
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the topic is there."""
+        return bool(self.shards)
+
+    def problem_of(self, name: str) -> str | None:
+        """Why the coordinator of that name cannot store anything now."""
+        return self.shards[self.index_of(name)].log.problem if self.shards else None
 
     def index_of(self, name: str) -> int:
         return java_hash(name) % len(self.shards)

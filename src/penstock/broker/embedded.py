@@ -10,15 +10,17 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock.broker import internal_topics, offsets, runs
+from penstock.broker.appends import append_in_slices, append_many, refused
+from penstock.broker.catalogue import TopicEntry
 from penstock.broker.cleaning import Cleaning
+from penstock.broker.clock import Clock
 from penstock.broker.engine import (
-    Acks,
     Append,
     Appended,
     Bytes,
@@ -26,22 +28,27 @@ from penstock.broker.engine import (
     Isolation,
     NewTopic,
     OffsetFound,
-    PartitionInfo,
     RunAppended,
     TopicInfo,
     TopicResult,
 )
+from penstock.broker.flush_wait import once_safe
 from penstock.broker.gathering import Gathering
 from penstock.broker.groups import OFFSETS_TOPIC, Groups
 from penstock.broker.housekeeping import Housekeeping
+from penstock.broker.internal_log import NO_ROOM
 from penstock.broker.opening import open_partitions
 from penstock.broker.partition import Partition
+from penstock.broker.partition_infos import PartitionInfos
+from penstock.broker.pauses import result_of
+from penstock.broker.preparing import Light, Preparing
 from penstock.broker.producer_ids import ProducerIds
 from penstock.broker.reads import Reads
 from penstock.broker.record_reads import RecordReads
 from penstock.broker.topics import Topics
 from penstock.broker.transactional import TransactionalAppends
 from penstock.broker.transactions import TRANSACTIONS_TOPIC, Transactions
+from penstock.broker.unpacking import Unpacking
 from penstock.coordination.consumer_group_records import SubscribedTopic
 from penstock.coordination.group_commands import GroupSettings
 from penstock.coordination.producers import ProducerTable
@@ -49,10 +56,12 @@ from penstock.coordination.transaction_commands import TransactionSettings
 from penstock.model.errors import Fault
 from penstock.model.ids import INTERNAL_TOPICS, TopicPartition, is_internal
 from penstock.model.pending import Pending, in_turn, when
+from penstock.model.slices import Slices, Work
 from penstock.records.builder import NewRecord
 from penstock.storage.data_directory import DataDirectory, Identity
 from penstock.storage.flusher import Flusher
 from penstock.storage.log import PartitionLog
+from penstock.storage.room import Room
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +92,17 @@ class EngineSettings:
 class EmbeddedEngine:
     """Made and used on one running event loop: `start`, then calls, then `stop`."""
 
-    def __init__(self, directory: DataDirectory, settings: EngineSettings) -> None:
+    def __init__(self, directory: DataDirectory, settings: EngineSettings, clock: Clock | None = None) -> None:
         self.settings = settings
+        clock = clock or Clock()
+        self.now_ms = clock.now_ms
         self.directory = directory
         cluster_id = settings.cluster_id or uuid.uuid4().hex[:22]
         self.identity = directory.identity(Identity(cluster_id, settings.node_id))
         self.leader_epoch = directory.leader_epoch
         self._loop = asyncio.get_running_loop()
+        slices = Slices(self._loop.call_soon)
+        self.in_slices = slices.run
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="penstock-read")
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._flusher = Flusher(
@@ -100,9 +113,13 @@ class EmbeddedEngine:
             directory.shared_sync,
         )
         self._by_log: dict[PartitionLog, Partition] = {}
-        self._reads = Reads(self._loop, self._find, self._readers, directory.disk)
+        self._reads = Reads(self._loop, self._find, self._readers, directory.disk, slices)
         self.read = self._reads.read
-        self._record_reads = RecordReads(self._loop, self._reads, self._readers, self._partitions, directory.disk)
+        self.read_in_slices = self._reads.read_in_slices
+        self.unpacking = Unpacking(self._loop, self.in_slices)
+        self._record_reads = RecordReads(
+            self._loop, self._reads, self._readers, self._partitions, directory.disk, self.unpacking
+        )
         self.read_records = self._record_reads.read
         self._producer_ids = ProducerIds(directory)
         self._producer_ids_lock = asyncio.Lock()
@@ -110,9 +127,10 @@ class EmbeddedEngine:
         self._topics = Topics(directory, settings, self._publish, self._withdraw, self._reconfigure)
         self._topics.on_change = self._topics_changed
         self._gathering = Gathering()
+        self.preparing = Preparing(self.unpacking, self._gathering)
         self.groups = Groups(
             settings.groups,
-            self._topics.matching,
+            self._topics.existing,
             self.now_ms,
             self._readers,
             self._make_offsets_topic,
@@ -128,13 +146,16 @@ class EmbeddedEngine:
             self._readers,
             self._make_transactions_topic,
         )
-        self._transactional = TransactionalAppends(self.transactions, self._find, self.append_many)
+        self._transactional = TransactionalAppends(
+            self.transactions, self._find, self.append_many, self.append_in_slices
+        )
         self.append_transactional = self._transactional.append
+        self.append_transactional_in_slices = self._transactional.append_in_slices
         self.behind_appends = self._transactional.behind
         self.housekeeping = Housekeeping(
             directory,
             self._partitions.values,
-            self.now_ms,
+            clock,
             checkpoint_interval_ms=settings.checkpoint_interval_ms,
             retention_interval_ms=settings.retention_check_interval_ms,
             flush_interval_ms=settings.flush_interval_ms,
@@ -168,7 +189,7 @@ class EmbeddedEngine:
             self.directory.history,
             self.leader_epoch,
         )
-        self._topics_changed()
+        self.groups.topics_changed(map(_subscribed, self._topics.entries()), ())
         self.groups.open(self._partitions_of(OFFSETS_TOPIC))
         self.transactions.open(self._partitions_of(TRANSACTIONS_TOPIC), self.groups.loaded)
         if self._topics.get(TRANSACTIONS_TOPIC) is not None:
@@ -185,6 +206,10 @@ class EmbeddedEngine:
 
     async def stop(self) -> None:
         """Flush everything and leave the marker of a clean stop."""
+        for partition in self._partitions.values():
+            if partition.lane is not None:
+                partition.lane.close(Fault.NOT_LEADER)  # producers ask for the leader and try again
+        self.unpacking.stop()
         await self.cleaning.stop()
         await self.housekeeping.stop()
         self.transactions.stop()
@@ -205,10 +230,6 @@ class EmbeddedEngine:
         for partition in self._partitions.values():
             partition.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
-
-    @staticmethod
-    def now_ms() -> int:
-        return time.time_ns() // 1_000_000
 
     def spawn(self, work: Coroutine[Any, Any, T], failed: Callable[[Exception], T]) -> Pending[T]:
         """Run a slow request as a task; its result completes the pending, an unexpected error becomes `failed`."""
@@ -240,48 +261,23 @@ class EmbeddedEngine:
     ) -> list[Appended] | Pending[list[Appended]]:
         found = self._partitions.get((topic, partition))
         if found is None or topic in INTERNAL_TOPICS:
-            return [self._refused(topic)] * len(batches)
+            return [refused(topic)] * len(batches)
+        looked = self.preparing.look(found, batches, Light()) if found.staged else None
+        if looked is None and found.staged:
+            return self.preparing.append(found, batches, acks)
         if self._gathering.active:
-            return self._gathering.add_batches(found, batches, acks)
-        results, safe_offset = found.append(batches, time.time_ns() // 1_000_000)
-        if safe_offset and (acks == Acks.ALL or found.waits_always) and found.durable:
-            wait = FlushWait(results, (range(len(results)),))
-            if found.when_flushed(safe_offset, wait.callback(0)):
-                return wait.pending
+            return self._gathering.add_batches(found, batches, acks, looked)
+        results, safe_offset = found.append(batches, time.time_ns() // 1_000_000, looked)
+        if safe_offset and found.durable:
+            return once_safe(found, results, safe_offset, acks)
         return results
 
     def append_many(self, appends: Sequence[Append], acks: int) -> list[Appended] | Pending[list[Appended]]:
-        now_ms = time.time_ns() // 1_000_000
-        groups: dict[tuple[str, int], list[int]] = {}
-        for at, append in enumerate(appends):
-            groups.setdefault((append.topic, append.partition), []).append(at)
-        results: list[Appended] = [Appended(Fault.NONE)] * len(appends)
-        waits: list[tuple[Partition, int, list[int]]] = []
-        for key, places in groups.items():
-            partition = self._partitions.get(key)
-            if partition is None or is_internal(key[0]):
-                appended, safe_offset = [self._refused(key[0])] * len(places), 0
-            else:
-                appended, safe_offset = partition.append([appends[at].records for at in places], now_ms)
-                if safe_offset and (acks == Acks.ALL or partition.waits_always) and partition.durable:
-                    waits.append((partition, safe_offset, places))
-            for at, result in zip(places, appended, strict=True):
-                results[at] = result
-        if not waits:
-            return results
-        wait = FlushWait(results, [places for _, _, places in waits])
-        for at, (partition, safe_offset, _) in enumerate(waits):
-            if not partition.when_flushed(safe_offset, wait.callback(at)):
-                wait.flushed(at, Fault.NONE)
-        return wait.pending
+        return append_many(self._partitions, self.preparing, appends, acks)
 
-    @staticmethod
-    def _refused(topic: str) -> Appended:
-        """Why a client cannot write to a partition that does not exist or is internal."""
-        if is_internal(topic):
-            refusal = internal_topics.refusal(topic)
-            return Appended(refusal.fault, text=refusal.text)
-        return Appended(Fault.UNKNOWN_TOPIC_OR_PARTITION)
+    def append_in_slices(self, appends: Sequence[Append], acks: int) -> Work[list[Appended] | Pending[list[Appended]]]:
+        """`append_many` for any number of batches; their bytes are borrowed until the work is done."""
+        return append_in_slices(self._partitions, self.preparing, appends, acks)
 
     def append_run(
         self,
@@ -294,12 +290,16 @@ class EmbeddedEngine:
     ) -> RunAppended | Pending[RunAppended]:
         found = self._partitions.get((topic, partition))
         if found is None or topic in INTERNAL_TOPICS:
-            refused = self._refused(topic)
-            return RunAppended(refused.fault, text=refused.text or refused.fault.value)
+            refusal = refused(topic)
+            return RunAppended(refusal.fault, text=refusal.text or refusal.fault.value)
         if timestamp_ms > 0:
-            refusal = found.timestamp_refusal(timestamp_ms, timestamp_ms, time.time_ns() // 1_000_000)
-            if refusal is not None:
-                return RunAppended(refusal.fault, text=refusal.text)
+            error = found.timestamp_refusal(timestamp_ms, timestamp_ms, time.time_ns() // 1_000_000)
+            if error is not None:
+                return RunAppended(error.fault, text=error.text)
+        if found.staged and found.lane is not None:
+            now_ms = time.time_ns() // 1_000_000
+            made = runs.made_of_run(found, values, keys, timestamp_ms, now_ms)
+            return made if isinstance(made, RunAppended) else self.append_made(found, made, acks)
         if self._gathering.active and not found.compacts:  # there, one record can spoil a whole run
             return self._gathering.add_run(found, values, keys, acks, timestamp_ms)
         return runs.append_run(found, values, keys, acks, timestamp_ms, time.time_ns() // 1_000_000)
@@ -309,14 +309,27 @@ class EmbeddedEngine:
     ) -> RunAppended | Pending[RunAppended]:
         found = self._partitions.get((topic, partition))
         if found is None or topic in INTERNAL_TOPICS:
-            refused = self._refused(topic)
-            return RunAppended(refused.fault, text=refused.text or refused.fault.value)
+            refusal = refused(topic)
+            return RunAppended(refusal.fault, text=refusal.text or refusal.fault.value)
         now_ms = time.time_ns() // 1_000_000
         stamps = [record.timestamp for record in records]
-        refusal = found.timestamp_refusal(min(stamps), max(stamps), now_ms)
-        if refusal is not None:
-            return RunAppended(refusal.fault, text=refusal.text)
+        error = found.timestamp_refusal(min(stamps), max(stamps), now_ms)
+        if error is not None:
+            return RunAppended(error.fault, text=error.text)
+        if found.staged and found.lane is not None:
+            made = runs.made_of_new(found, records, compression)
+            return made if isinstance(made, RunAppended) else self.append_made(found, made, acks)
         return runs.append_new(found, records, acks, compression, now_ms)
+
+    def append_made(
+        self, partition: Partition, made: Sequence[bytearray], acks: int
+    ) -> RunAppended | Pending[RunAppended]:
+        """Append batches that the broker made, in one write, after all that came before them."""
+        if partition.lane is not None:
+            return self.preparing.append_made(partition, made, acks)
+        now_ms = time.time_ns() // 1_000_000
+        self._gathering.settle_one(partition, now_ms)
+        return runs.append_made(partition, made, acks, now_ms)
 
     def list_offset(
         self, topic: str, partition: int, timestamp: int, isolation: int, leader_epoch: int = -1
@@ -339,7 +352,9 @@ class EmbeddedEngine:
         log = found.log
 
         def find(_: None) -> Pending[OffsetFound]:
-            looking = offsets.find_timestamp(found, log, timestamp, isolation, self._readers, self.directory.disk)
+            looking = offsets.find_timestamp(
+                found, log, timestamp, isolation, self._readers, self.directory.disk, self.unpacking
+            )
             return self.spawn(looking, lambda _: OffsetFound(Fault.UNKNOWN))
 
         return in_turn(found.once_readable(lambda: None), find)
@@ -351,8 +366,6 @@ class EmbeddedEngine:
         return offsets.epoch_end(found, current_leader_epoch, leader_epoch)
 
     def delete_records(self, topic: str, partition: int, offset: int) -> tuple[Fault, int] | Pending[tuple[Fault, int]]:
-        if is_internal(topic):
-            return internal_topics.refusal(topic).fault, -1
         found = self._partitions.get((topic, partition))
         written = None if found is None else found.once_readable(lambda: None)
         return in_turn(
@@ -361,6 +374,15 @@ class EmbeddedEngine:
         )
 
     async def _delete_records(self, topic: str, partition: int, offset: int) -> tuple[Fault, int]:
+        result = self._advance_start(topic, partition, offset)
+        if result[0] is Fault.NONE and not await self._starts_are_safe():
+            return Fault.STORAGE_ERROR, -1
+        return result
+
+    def _advance_start(self, topic: str, partition: int, offset: int) -> tuple[Fault, int]:
+        """Move the log start offset; it is safe with the next checkpoint."""
+        if is_internal(topic):
+            return internal_topics.refusal(topic).fault, -1
         found = self._partitions.get((topic, partition))
         if found is None:
             return Fault.UNKNOWN_TOPIC_OR_PARTITION, -1
@@ -375,8 +397,41 @@ class EmbeddedEngine:
             return Fault.OFFSET_OUT_OF_RANGE, -1
         log.advance_start(offset)
         found.log_start_moved()
-        await self.housekeeping.checkpoint()
         return Fault.NONE, log.log_start_offset
+
+    def delete_records_in_slices(self, places: Iterable[tuple[str, int, int]]) -> Work[list[tuple[Fault, int]]]:
+        """`delete_records` for many partitions (topic, partition, offset), with one checkpoint for all."""
+        results: list[tuple[Fault, int]] = []
+        yield self._next_turn()
+        for topic, partition, offset in places:
+            found = self._partitions.get((topic, partition))
+            if found is not None:
+                written = found.once_readable(lambda: None)
+                if isinstance(written, Pending):
+                    yield written
+                    yield self._next_turn()
+            results.append(self._advance_start(topic, partition, offset))
+            yield None
+        if any(fault is Fault.NONE for fault, _ in results):
+            safe: bool = yield self.spawn(self._starts_are_safe(), lambda _: False)
+            if not safe:
+                return [(Fault.STORAGE_ERROR if fault is Fault.NONE else fault, -1) for fault, _ in results]
+        return results
+
+    def _next_turn(self) -> Pending[None]:
+        """When the lookups that were asked before have begun: they are not to find what is deleted now already gone."""
+        turned: Pending[None] = Pending()
+        self._loop.call_soon(turned.complete, None)
+        return turned
+
+    async def _starts_are_safe(self) -> bool:
+        """Store the log start offsets that moved."""
+        try:
+            await self.housekeeping.checkpoint()
+        except OSError as error:
+            logger.error("log start offsets could not be stored: %s", error)
+            return False
+        return True
 
     async def new_producer_id(self) -> int:
         """An id that no other producer has or will have."""
@@ -392,8 +447,12 @@ class EmbeddedEngine:
         return self._producer_ids.take()
 
     async def _reserve_more(self) -> None:
+        """Have producer ids ready. If that fails, the first request that needs one tries again."""
         async with self._producer_ids_lock:
-            await self._reserve_producer_ids()
+            try:
+                await self._reserve_producer_ids()
+            except OSError as error:
+                logger.error("producer ids could not be reserved, will be retried: %s", error)
 
     async def _reserve_producer_ids(self) -> None:
         if self._producer_ids.exhausted:
@@ -415,19 +474,18 @@ class EmbeddedEngine:
         entry = self._topics.get(name)
         if entry is None:
             return None
-        partitions = [
-            PartitionInfo(
-                at, (found := self._partitions.get((name, at))) is not None and found.online, self.leader_epoch
-            )
-            for at in range(entry.partitions)
-        ]
+        partitions = PartitionInfos(self._partitions, name, entry.partitions, self.leader_epoch)
         return TopicInfo(entry.name, entry.id, is_internal(name), partitions)
+
+    def topic_names(self) -> Sequence[str]:
+        """Sorted; the list does not change any more."""
+        return self._topics.names()
 
     def topic_name_of(self, topic_id: bytes) -> str | None:
         return self._topics.name_of(topic_id)
 
     def topics(self) -> list[TopicInfo]:
-        return [info for name in sorted(self._topics.names()) if (info := self.topic(name)) is not None]
+        return [info for name in self._topics.names() if (info := self.topic(name)) is not None]
 
     @property
     def catalogue_version(self) -> int:
@@ -470,6 +528,13 @@ class EmbeddedEngine:
 
     # ------------------------------------------------------------------------------------------------ internal topics
 
+    @property
+    def coordination_problem(self) -> str | None:
+        """Why no coordinator can store anything now, not even create its topic."""
+        if self.directory.disk.room is Room.CRITICAL:
+            return NO_ROOM
+        return None
+
     def _make_offsets_topic(self) -> Pending[Fault]:
         return self._make_internal(OFFSETS_TOPIC, self.groups.open)
 
@@ -497,10 +562,12 @@ class EmbeddedEngine:
         entry = self._topics.get(name)
         return [] if entry is None else [self._partitions[name, at] for at in range(entry.partitions)]
 
-    def _topics_changed(self) -> None:
-        self.groups.topics_changed(
-            {entry.name: SubscribedTopic(entry.id, entry.partitions) for entry in self._topics.entries()}
-        )
+    async def _topics_changed(self, changed: Iterable[TopicEntry], gone: Collection[str]) -> None:
+        self.groups.topics_changed(map(_subscribed, changed), gone)
+        if gone:
+            dropped = self.in_slices(self.groups.drop_topics(frozenset(gone)))
+            if isinstance(dropped, Pending):
+                await result_of(dropped)
 
     # ------------------------------------------------------------------------------------------------ inside
 
@@ -534,7 +601,7 @@ class EmbeddedEngine:
             if partition.log is not None:
                 self._by_log.pop(partition.log, None)
                 partition.log.withdrawn = True
-                self.directory.files.forget(path for s in partition.log.segments for path in s.paths())
+                partition.log.retire()
             partition.close()
 
     def _reconfigure(self, partition_id: TopicPartition) -> None:
@@ -550,29 +617,7 @@ class EmbeddedEngine:
         if partition is None:  # its topic was deleted meanwhile
             return
         partition.flushed()
-        if log.failure is not None:
-            logger.error("%s is read-only until the broker starts again: %s", log.name, log.failure)
 
 
-class FlushWait:
-    """Results that are there but may not be told before every partition they touched is flushed."""
-
-    __slots__ = ("_groups", "_left", "_results", "pending")
-
-    def __init__(self, results: list[Appended], groups: Sequence[Sequence[int]]) -> None:
-        self._results = results
-        self._groups = groups
-        self._left = len(groups)
-        self.pending: Pending[list[Appended]] = Pending()
-
-    def callback(self, group: int) -> Callable[[Fault], None]:
-        return lambda fault: self.flushed(group, fault)
-
-    def flushed(self, group: int, fault: Fault) -> None:
-        if fault is not Fault.NONE:
-            for at in self._groups[group]:
-                if self._results[at].fault is Fault.NONE:
-                    self._results[at] = Appended(fault)
-        self._left -= 1
-        if self._left == 0:
-            self.pending.complete(self._results)
+def _subscribed(entry: TopicEntry) -> tuple[str, SubscribedTopic]:
+    return entry.name, SubscribedTopic(entry.id, entry.partitions)

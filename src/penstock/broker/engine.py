@@ -29,6 +29,10 @@ class Acks(enum.IntEnum):
     ALL = -1
 
 
+ACKS_ALL = int(Acks.ALL)
+"""For code that runs on every request, as `NO_FAULT`."""
+
+
 class Isolation(enum.IntEnum):
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1

@@ -14,16 +14,19 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from penstock.broker import runs
-from penstock.broker.engine import Acks, Appended, Bytes, RunAppended
+from penstock.broker.engine import ACKS_ALL, Appended, Bytes, RunAppended
 from penstock.broker.partition import Partition
-from penstock.model.errors import Fault
+from penstock.model.errors import NO_FAULT, BrokerError, Fault
 from penstock.model.pending import Pending
+from penstock.records.batch import Batch
 from penstock.records.builder import NewRecord
 from penstock.records.compression import Codec
 
 
 class _Batches(NamedTuple):
     views: Sequence[memoryview]
+    looked: Sequence[Batch | BrokerError] | None
+    """As `Partition.append` takes it: of all batches for a partition, or of none."""
     acks: int
     pending: Pending[list[Appended]]
 
@@ -46,9 +49,15 @@ class Gathering:
         self._batches: dict[Partition, list[_Batches]] = {}
         self._runs: dict[Partition, list[_Run]] = {}
 
-    def add_batches(self, partition: Partition, views: Sequence[memoryview], acks: int) -> Pending[list[Appended]]:
+    def add_batches(
+        self,
+        partition: Partition,
+        views: Sequence[memoryview],
+        acks: int,
+        looked: Sequence[Batch | BrokerError] | None = None,
+    ) -> Pending[list[Appended]]:
         pending: Pending[list[Appended]] = Pending()
-        added = _Batches(views, acks, pending)
+        added = _Batches(views, looked, acks, pending)
         if partition in self._batches:
             self._batches[partition].append(added)
         else:
@@ -90,18 +99,31 @@ class Gathering:
             for partition, gathered_runs in appended_runs.items():
                 _append_runs(partition, gathered_runs, now_ms)
 
+    def settle_one(self, partition: Partition, now_ms: int) -> None:
+        """Append what was noted for one partition."""
+        batches = self._batches.pop(partition, None)
+        if batches is not None:
+            _append_batches(partition, batches, now_ms)
+        gathered_runs = self._runs.pop(partition, None)
+        if gathered_runs is not None:
+            _append_runs(partition, gathered_runs, now_ms)
+
 
 def _append_batches(partition: Partition, gathered: list[_Batches], now_ms: int) -> None:
-    views = gathered[0].views if len(gathered) == 1 else [view for one in gathered for view in one.views]
-    appended, safe_offset = partition.append(views, now_ms)
+    views, looked = gathered[0].views, gathered[0].looked
+    if len(gathered) > 1:
+        views = [view for one in gathered for view in one.views]
+        if looked is not None:
+            looked = [known for one in gathered for known in one.looked or ()]
+    appended, safe_offset = partition.append(views, now_ms, looked)
     durable = bool(safe_offset) and partition.durable
     waiting: list[tuple[Pending[list[Appended]], list[Appended]]] = []
     start = 0
-    for own_views, acks, pending in gathered:
+    for own_views, _, acks, pending in gathered:
         end = start + len(own_views)
         results = appended[start:end]
         start = end
-        if durable and (acks == Acks.ALL or partition.waits_always):
+        if durable and (acks == ACKS_ALL or partition.waits_always):
             waiting.append((pending, results))
         else:
             pending.complete(results)
@@ -110,12 +132,12 @@ def _append_batches(partition: Partition, gathered: list[_Batches], now_ms: int)
 
     def flushed(fault: Fault) -> None:
         for pending, results in waiting:
-            if fault is not Fault.NONE:
-                results = [Appended(fault) if result.fault is Fault.NONE else result for result in results]
+            if fault is not NO_FAULT:
+                results = [Appended(fault) if result.fault is NO_FAULT else result for result in results]
             pending.complete(results)
 
     if not partition.when_flushed(safe_offset, flushed):
-        flushed(Fault.NONE)
+        flushed(NO_FAULT)
 
 
 def _append_runs(partition: Partition, gathered: list[_Run], now_ms: int) -> None:
@@ -129,7 +151,7 @@ def _append_runs(partition: Partition, gathered: list[_Run], now_ms: int) -> Non
     for own_values, _, acks, _, pending in gathered:
         result = _part(appended, start, len(own_values))
         start += len(own_values)
-        if waits and result.written and (acks == Acks.ALL or partition.waits_always):
+        if waits and result.written and (acks == ACKS_ALL or partition.waits_always):
             waiting.append((pending, result))
         else:
             pending.complete(result)
@@ -138,10 +160,10 @@ def _append_runs(partition: Partition, gathered: list[_Run], now_ms: int) -> Non
 
     def flushed(fault: Fault) -> None:
         for pending, result in waiting:
-            pending.complete(result if fault is Fault.NONE else RunAppended(fault, text=fault.value))
+            pending.complete(result if fault is NO_FAULT else RunAppended(fault, text=fault.value))
 
     if not partition.when_flushed(appended.base_offset + appended.written, flushed):
-        flushed(Fault.NONE)
+        flushed(NO_FAULT)
 
 
 def _written_runs(partition: Partition, gathered: list[_Run], now_ms: int) -> RunAppended:
@@ -167,7 +189,7 @@ def _part(appended: RunAppended, start: int, count: int) -> RunAppended:
     """What became of `count` records of a longer run, from its record `start` on."""
     fault, base_offset, written, text = appended
     if written >= start + count:
-        return RunAppended(Fault.NONE, base_offset + start, count)
+        return RunAppended(NO_FAULT, base_offset + start, count)
     if written > start:
         return RunAppended(fault, base_offset + start, written - start, text)
     return RunAppended(fault, text=text)

@@ -6,30 +6,58 @@ what it rests on is flushed, except that a commit from a listener with weaker ac
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from typing import Any
 
 from penstock.broker.coordinators import Shard, Shards
 from penstock.broker.engine import Acks
 from penstock.broker.gathering import Gathering
+from penstock.broker.internal_log import NO_ROOM
 from penstock.broker.partition import Partition
+from penstock.broker.patterns import Patterns
+from penstock.broker.pauses import result_of
 from penstock.coordination.consumer_group_records import SubscribedTopic
-from penstock.coordination.group_commands import Command, CommitOffsets, DropTopics, Effects, GroupSettings
+from penstock.coordination.group_commands import (
+    Command,
+    CommitOffsets,
+    DescribeConsumerGroup,
+    DescribeGroup,
+    DropTopics,
+    Effects,
+    FetchOffsets,
+    GroupSettings,
+    Heartbeat,
+    ListedGroup,
+    ListGroups,
+)
 from penstock.coordination.group_coordinator import GroupCoordinator
 from penstock.coordination.group_records import GroupRecord, decode, encode
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import TopicName, TopicPartition
 from penstock.model.pending import Pending, settle
+from penstock.model.slices import Work
 from penstock.records.batch import Batch
 from penstock.records.control import MarkerKind, read_marker
 from penstock.records.record import read_records
+from penstock.records.walk import unpacked_bytes_max
 
 logger = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = TopicName("__consumer_offsets")
+LISTED_AT_ONCE = 500
+"""Groups that one command lists: about a millisecond."""
+DROPPED_AT_ONCE = 200
+"""Offsets of deleted topics that one command drops: about a millisecond."""
+STORES_NOTHING = (DescribeGroup, DescribeConsumerGroup, FetchOffsets, Heartbeat, ListGroups)
+"""Commands that are carried out though there is no room to store anything."""
+
+DROP_RETRY_S = 0.25
+"""Between two tries to drop the offsets of deleted topics, while the coordinator cannot store that."""
 
 
 class WrittenTicket(Pending[Any]):
@@ -51,18 +79,22 @@ class GroupShard(Shard[GroupCoordinator]):
         self._gathering = gathering
         self._gathered: list[Effects] = []
         """What the commands of this turn of the loop led to, to be appended in one batch."""
+        self._undropped: set[str] = set()
+        """Deleted topics whose offsets could not be dropped yet."""
+        self._dropping: asyncio.Task[None] | None = None
 
-    def take(self, machine: GroupCoordinator, batch: Batch) -> None:
+    def take(self, machine: GroupCoordinator, batch: Batch) -> Iterator[None]:
         if batch.is_control:
             marker = read_marker(batch)
             if marker is not None:
                 machine.end_transaction(batch.producer_id, committed=marker.kind is MarkerKind.COMMIT)
             return
         producer_id = batch.producer_id if batch.is_transactional else None
-        for entry in read_records(batch):
+        for entry in read_records(batch, unpacked_bytes_max(batch.size)):
             record = decode(entry.key or b"", entry.value)
             if record is not None:
                 machine.replay(record, producer_id)
+            yield
 
     def serve(self, machine: GroupCoordinator) -> None:
         machine.loaded(self.now_ms())
@@ -71,10 +103,40 @@ class GroupShard(Shard[GroupCoordinator]):
         machine = self.machine
         if machine is None:
             return self.fault
+        if self.log.problem is not None and not isinstance(command, STORES_NOTHING):
+            return Fault.COORDINATOR_NOT_AVAILABLE
         ticket: Pending[Any] = Pending() if until_flushed else WrittenTicket()
         self._carry_out(machine.handle(command, self.now_ms(), ticket))
         self.schedule()
         return ticket
+
+    @property
+    def stores(self) -> bool:
+        """Whether commands are carried out, as far as loading and room on the disk go."""
+        return self.machine is not None and self.log.problem != NO_ROOM
+
+    def drop_later(self, topics: frozenset[str], existing: AbstractSet[str]) -> None:
+        """Drop the offsets of deleted topics when that can be stored, unless the topics exist again by then."""
+        self._undropped |= topics
+        if self._dropping is None or self._dropping.done():
+            self._dropping = self.begin(self._drop_undropped(existing))
+
+    async def _drop_undropped(self, existing: AbstractSet[str]) -> None:
+        while self._undropped:
+            if self.machine is None and self.fault is not Fault.COORDINATOR_LOADING:
+                self._undropped.clear()
+            elif self.machine is None or not self.stores:
+                await asyncio.sleep(DROP_RETRY_S)
+            else:
+                topics = frozenset(self._undropped)
+                gone = topics - existing
+                left: Any = self.machine.has_offsets_of(gone)
+                if left:
+                    asked = self.ask(DropTopics(gone, DROPPED_AT_ONCE))
+                    left = await result_of(asked) if isinstance(asked, Pending) else asked
+                if left is False or (left is not True and self.stores):
+                    self._undropped -= topics  # dropped, or refused for good: the log is read-only
+                await asyncio.sleep(0)
 
     def tick(self, machine: GroupCoordinator) -> None:
         self._carry_out(machine.tick(self.now_ms()))
@@ -142,7 +204,7 @@ class Groups(Shards[GroupShard]):
     def __init__(
         self,
         settings: GroupSettings,
-        resolve: Callable[[str], frozenset[str]],
+        topic_names: Callable[[], Collection[str]],
         now_ms: Callable[[], int],
         readers: Executor,
         make_topic: Callable[[], Pending[Fault]],
@@ -150,11 +212,11 @@ class Groups(Shards[GroupShard]):
     ) -> None:
         super().__init__(lambda partition: GroupShard(partition, now_ms, readers, self._machine, gathering), make_topic)
         self._settings = settings
-        self._resolve = resolve
-        self._topics: Mapping[str, SubscribedTopic] = {}
+        self._patterns = Patterns(topic_names)
+        self._topics: dict[str, SubscribedTopic] = {}
 
     def _machine(self) -> GroupCoordinator:
-        machine = GroupCoordinator(self._settings, lambda: str(uuid.uuid4()), self._resolve)
+        machine = GroupCoordinator(self._settings, lambda: str(uuid.uuid4()), self._patterns.matching)
         machine.topics_changed(self._topics)
         return machine
 
@@ -177,6 +239,47 @@ class Groups(Shards[GroupShard]):
         self.ensure().then(made)
         return answer
 
+    def partitions_of(self, group: str) -> dict[str, list[int]]:
+        """The partitions that the group has offsets of, by topic."""
+        if not self.shards:
+            return {}
+        machine = self.shards[self.index_of(group)].machine
+        return {} if machine is None else machine.partitions_of(group)
+
+    def find_topics(self, group: str, pattern: str | None) -> Work[None]:
+        """Search for the topics of a new pattern, and of all patterns of a consumer group. Its heartbeat finds them kept.
+
+        Raises BrokerError for a pattern that is none, or fits too many topics."""
+        machine = self.shards[self.index_of(group)].machine if self.shards else None
+        patterns = () if machine is None else machine.patterns_of(group)
+        for each in dict.fromkeys((*patterns, pattern or "")):
+            if each:
+                yield from self._patterns.matching_in_slices(each)
+
+    def list_in_slices(self, states: Collection[str], types: Collection[str]) -> Work[list[ListedGroup] | Fault]:
+        """All groups in one of these states and of one of these types, some hundred at a time."""
+        wanted_states = frozenset(state.lower() for state in states)
+        wanted_types = frozenset(kind.lower() for kind in types)
+        yield None
+        found: list[ListedGroup] = []
+        for shard in tuple(self.shards.values()):
+            if shard.machine is None:
+                return shard.fault
+            names = shard.machine.group_names()
+            for first in range(0, max(1, len(names)), LISTED_AT_ONCE):
+                asked = shard.ask(ListGroups(groups=tuple(names[first : first + LISTED_AT_ONCE])))
+                listed = (yield asked) if isinstance(asked, Pending) else asked
+                if isinstance(listed, Fault):
+                    return listed
+                found += [
+                    group
+                    for group in listed.groups
+                    if (not states or group.state.lower() in wanted_states)
+                    and (not types or group.type.lower() in wanted_types)
+                ]
+                yield None
+        return found
+
     def settle(self, partition: int) -> None:
         """A marker is about to be appended: what the groups there have written comes before it."""
         shard = self.shards.get(partition)
@@ -189,14 +292,27 @@ class Groups(Shards[GroupShard]):
         if shard is not None and shard.machine is not None:
             shard.machine.end_transaction(producer_id, committed=committed)
 
-    def topics_changed(self, topics: Mapping[str, SubscribedTopic]) -> None:
-        """Topics came, went or grew: consumer groups look again, offsets of deleted topics go."""
-        gone = self._topics.keys() - topics.keys()
-        self._topics = topics
+    def topics_changed(self, changed: Iterable[tuple[str, SubscribedTopic]], gone: Collection[str]) -> None:
+        """Topics came, went or grew: consumer groups look again."""
+        came = dict(changed)
+        self._topics.update(came)
+        for name in gone:
+            self._topics.pop(name, None)
+        self._patterns.changed((*came, *gone))
         for shard in self.shards.values():
-            machine = shard.machine
-            if machine is None:
-                continue
-            machine.topics_changed(topics)
-            if machine.offset_topics() & gone:
-                shard.ask(DropTopics(frozenset(gone)))
+            if shard.machine is not None:
+                shard.machine.topics_changed(self._topics)
+
+    def drop_topics(self, gone: frozenset[str]) -> Work[None]:
+        """Topics were deleted: their offsets go, some hundred at a time. No topic may be made again before this is done.
+
+        A coordinator that is loading, or has no room to store that, does it later: for topics that do not exist then.
+        """
+        for shard in tuple(self.shards.values()):
+            left: Any = shard.machine is None or shard.machine.has_offsets_of(gone)
+            while left is True and shard.stores:
+                asked = shard.ask(DropTopics(gone, DROPPED_AT_ONCE))
+                left = (yield asked) if isinstance(asked, Pending) else asked
+            if left is not False:
+                shard.drop_later(gone, self._topics.keys())
+            yield None

@@ -1,37 +1,55 @@
 """What the broker does by itself, in the background: recovery points, retention, timed flushes, expiry.
 
-All of it runs on the loop, a few logs at a time, because logs belong to the loop's thread; only the checkpoint's own sync
-waits on a thread. Retention trusts the wall clock only while it keeps step with the monotonic one: a clock that jumped by
-more than five minutes must not delete a log.
+All of it runs on the loop, a few milliseconds at a time, because logs belong to the loop's thread; only the checkpoint's own
+sync waits on a thread. After a jump of the wall clock nothing is deleted by age (see `Clock`); retention by size goes on.
+
+A task that fails is logged and runs again at its next interval, whatever the error was.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 
+from penstock.broker.clock import Clock
 from penstock.broker.partition import Partition
+from penstock.broker.pauses import Pauses
 from penstock.coordination.producer_records import encode_snapshot
 from penstock.storage.data_directory import DataDirectory
-from penstock.storage.files import DiskFailed
 from penstock.storage.log import PartitionLog
 from penstock.storage.retention import expired_segments
+from penstock.storage.room import Room
 from penstock.storage.segment import file_name
 
 logger = logging.getLogger(__name__)
 
-LOGS_PER_SLICE = 16
-"""Logs looked after before the loop serves others again: about half a millisecond."""
+LOGS_PER_PART = 100
+"""Logs whose recovery points are encoded in one go: about half a millisecond."""
 PRODUCER_EXPIRATION_MS = 7 * 24 * 3_600_000
 """Kafka's transactional.id.expiration.ms: a producer id outlives the longest pause of a batch job (KIP-854 has a day)."""
-CLOCK_STEP_MS_MAX = 300_000
 FLUSH_INTERVAL_MS_MIN = 5
 """A disk that takes as long for one flush gains nothing from a shorter interval."""
 FLUSH_LOOK_MS_MAX = 1_000
 """A shorter flush.ms than all others acts so long after it was set."""
 SNAPSHOTS_KEPT = 2
+ROOM_INTERVAL_MS = 500
+"""Between two looks for room while the disk is full."""
+RETRY_S = 1.0
+"""Pause of a task that failed, in addition to its interval."""
+
+
+@dataclass(slots=True)
+class RetentionTotals:
+    """Since the broker started."""
+
+    segments_deleted: int = 0
+    bytes_deleted: int = 0
+    idle_runs: int = 0
+    """That found nothing to delete."""
 
 
 class Housekeeping:
@@ -39,7 +57,7 @@ class Housekeeping:
         self,
         directory: DataDirectory,
         partitions: Callable[[], Iterable[Partition]],
-        now_ms: Callable[[], int],
+        clock: Clock,
         *,
         checkpoint_interval_ms: int,
         retention_interval_ms: int,
@@ -47,14 +65,13 @@ class Housekeeping:
     ) -> None:
         self._directory = directory
         self._partitions = partitions
-        self._now_ms = now_ms
+        self._clock = clock
         self._checkpoint_interval_ms = checkpoint_interval_ms
         self._retention_interval_ms = retention_interval_ms
         self._flush_interval_ms = flush_interval_ms
         self._tasks: list[asyncio.Task[None]] = []
         self._checkpoint_lock = asyncio.Lock()
-        self._clock_base = now_ms() - time.monotonic() * 1000
-        self.retention_paused = False
+        self.totals = RetentionTotals()
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -62,12 +79,15 @@ class Housekeeping:
             (self._checkpoint_interval_ms, self.checkpoint),
             (self._retention_interval_ms, self.retain),
             (self._retention_interval_ms, self._expire_producers),
+            (ROOM_INTERVAL_MS, self._restore_room),
         ):
             self._tasks.append(
                 loop.create_task(self._repeat(work.__name__, interval_ms, work), name=f"penstock {work.__name__}")
             )
 
-        self._tasks.append(loop.create_task(self._flush_in_time(), name="penstock timed flushes"))
+        self._tasks.append(
+            loop.create_task(self._repeat("timed flush", 0, self._flush_in_time), name="penstock flushes")
+        )
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -80,42 +100,62 @@ class Housekeeping:
             await asyncio.sleep(interval_ms / 1000)
             try:
                 await work()
-            except (OSError, DiskFailed) as error:
-                logger.error("%s failed, will be tried again: %s", name, error)
+            except OSError as error:
+                logger.error("%s failed, will be retried: %s", name, error)
+            except Exception:
+                logger.exception("%s failed, will be retried", name)
+            else:
+                continue
+            await asyncio.sleep(RETRY_S)
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
     async def checkpoint(self) -> None:
         """Store index entries and producer snapshots, then the recovery points that rely on them."""
         async with self._checkpoint_lock:
-            at_work = 0
+            pauses = Pauses()
             for partition in list(self._partitions()):
                 log = partition.log
-                if log is None:
-                    continue
-                if self._store_caches(partition, log):
-                    at_work += 1
-                    if at_work % LOGS_PER_SLICE == 0:
-                        await asyncio.sleep(0)
+                if log is not None:
+                    self._store_caches(partition, log)
+                if pauses.due:
+                    await pauses.pause()
             logs = [partition.log for partition in self._partitions() if partition.log is not None]
-            payload = self._directory.checkpoint_payload(logs)
-            starts = [log.log_start_offset for log in logs]
+            starts: list[int] = []
+            parts: list[bytes] = []
+            for first in range(0, len(logs), LOGS_PER_PART):
+                some = logs[first : first + LOGS_PER_PART]
+                parts.append(self._directory.checkpoint_part(some))
+                starts += [log.log_start_offset for log in some]
+                if pauses.due:
+                    await pauses.pause()
+            payload = self._directory.checkpoint_of(parts)
             await asyncio.get_running_loop().run_in_executor(None, self._directory.write_checkpoint, payload)
-            now_ms = self._now_ms()
+            now_ms = self._clock.now_ms()
             for log, log_start_offset in zip(logs, starts, strict=True):
                 try:
                     log.delete_dropped(log_start_offset, now_ms)
+                    if self._is_short_of_room:  # file.delete.delay.ms is for readers, and those keep their files open
+                        log.sweep_doomed(sys.maxsize)
                 except OSError as error:
                     logger.warning("%s: deleting old segments failed, will be retried: %s", log.name, error)
+                if pauses.due:
+                    await pauses.pause()
 
-    def _store_caches(self, partition: Partition, log: PartitionLog) -> bool:
+    @property
+    def _is_short_of_room(self) -> bool:
+        return self._directory.disk.room is not Room.AMPLE
+
+    def _store_caches(self, partition: Partition, log: PartitionLog) -> None:
         """Store index entries and producers, if there are new ones. Recovery does without them, so a log that cannot store
         them does not keep the recovery points of all others from being written."""
+        if self._is_short_of_room:
+            return
         try:
-            return log.active.store_indexes(log.flushed_offset) | self.store_snapshot(partition)
+            log.active.store_indexes(log.flushed_offset)
+            self.store_snapshot(partition)
         except OSError as error:
             logger.warning("%s: storing the index or the producers failed, will be retried: %s", log.name, error)
-            return True
 
     def store_snapshot(self, partition: Partition) -> bool:
         """Write the producers' state as of the log end, if it changed; older snapshots go."""
@@ -137,14 +177,16 @@ class Housekeeping:
     # ------------------------------------------------------------------------------------------------ retention
 
     async def retain(self) -> None:
-        if not self._clock_is_steady():
-            return
-        now_ms = self._now_ms()
-        for at, partition in enumerate(list(self._partitions())):
+        now_ms = self._clock.now_ms()
+        deleted = self.totals.segments_deleted
+        pauses = Pauses()
+        for partition in list(self._partitions()):
             if partition.log is not None:
                 self.retain_log(partition, now_ms)
-            if at % LOGS_PER_SLICE == 0:
-                await asyncio.sleep(0)
+            if pauses.due:
+                await pauses.pause()
+        if self.totals.segments_deleted == deleted:
+            self.totals.idle_runs += 1
         await asyncio.get_running_loop().run_in_executor(None, self._directory.empty_trash)
 
     def retain_log(self, partition: Partition, now_ms: int) -> None:
@@ -152,9 +194,11 @@ class Housekeeping:
         assert log is not None
         try:
             log.sweep_doomed(now_ms)
-            if not partition.config.deletes or self.retention_paused:
+            if not partition.config.deletes:
                 return
-            count = expired_segments(log, partition.config, partition.high_watermark, now_ms)
+            count = expired_segments(
+                log, partition.config, partition.high_watermark, now_ms if self._clock.is_steady else None
+            )
             if not count:
                 return
             freed = log.drop_segments(count)
@@ -163,6 +207,8 @@ class Housekeeping:
             logger.error("retention: %s: %s; will be tried again", log.name, error)
             return
         partition.log_start_moved()
+        self.totals.segments_deleted += count
+        self.totals.bytes_deleted += freed
         logger.info(
             "retention: %s: %d segments, %d bytes deleted; starts at %d now",
             log.name,
@@ -171,43 +217,45 @@ class Housekeeping:
             log.log_start_offset,
         )
 
-    def _clock_is_steady(self) -> bool:
-        step_ms = abs(self._now_ms() - time.monotonic() * 1000 - self._clock_base)
-        paused = step_ms > CLOCK_STEP_MS_MAX
-        if paused and not self.retention_paused:
-            logger.error(
-                "the wall clock moved by %d s against the monotonic one: retention by time is paused until restart",
-                step_ms // 1000,
-            )
-        self.retention_paused = self.retention_paused or paused
-        return not self.retention_paused
-
     # ------------------------------------------------------------------------------------------------ the rest
+
+    async def _restore_room(self) -> None:
+        reserve = self._directory.reserve
+        if self._is_short_of_room and reserve is not None:
+            await asyncio.get_running_loop().run_in_executor(None, reserve.restore)
 
     async def _flush_in_time(self) -> None:
         """The interval policy, and topics with flush.ms: nothing waits longer than the shortest interval among them."""
-        while True:
-            interval_ms = min(self._flush_interval_ms, FLUSH_LOOK_MS_MAX)
-            for partition in self._partitions():
-                if partition.flush_within_ms is not None:
-                    interval_ms = min(interval_ms, partition.flush_within_ms)
-            interval_ms = max(interval_ms, FLUSH_INTERVAL_MS_MIN)
-            await asyncio.sleep(interval_ms / 1000)
-            now_ms = int(time.monotonic() * 1000)
-            refused = 0
-            for partition in list(self._partitions()):
-                if partition.flush_is_due(now_ms, now_ms + interval_ms, self._flush_interval_ms):
-                    assert partition.log is not None
-                    if partition.log.flush_refused is not None:
-                        refused += 1
-                        reason = f"{partition.id}: {partition.log.flush_refused}"
-                    partition.request_flush(partition.log)
-            if refused:
-                logger.warning("%d logs could not be flushed and are tried again, one of them is %s", refused, reason)
+        interval_ms = min(self._flush_interval_ms, FLUSH_LOOK_MS_MAX)
+        pauses = Pauses()
+        for partition in list(self._partitions()):
+            if partition.flush_within_ms is not None:
+                interval_ms = min(interval_ms, partition.flush_within_ms)
+            if pauses.due:
+                await pauses.pause()
+        interval_ms = max(interval_ms, FLUSH_INTERVAL_MS_MIN)
+        await asyncio.sleep(interval_ms / 1000)
+        pauses = Pauses()
+        now_ms = int(time.monotonic() * 1000)
+        refused = 0
+        for partition in list(self._partitions()):
+            if partition.flush_is_due(now_ms, now_ms + interval_ms, self._flush_interval_ms):
+                assert partition.log is not None
+                if partition.log.flush_refused is not None:
+                    refused += 1
+                    reason = f"{partition.id}: {partition.log.flush_refused}"
+                partition.request_flush(partition.log)
+            if pauses.due:
+                await pauses.pause()
+        if refused:
+            logger.warning("%d logs could not be flushed and are tried again, one of them is %s", refused, reason)
 
     async def _expire_producers(self) -> None:
-        now_ms = self._now_ms()
-        for at, partition in enumerate(list(self._partitions())):
+        now_ms = self._clock.now_ms()
+        if not self._clock.is_steady:
+            return
+        pauses = Pauses()
+        for partition in list(self._partitions()):
             partition.producers.expire(now_ms, PRODUCER_EXPIRATION_MS)
-            if at % LOGS_PER_SLICE == 0:
-                await asyncio.sleep(0)
+            if pauses.due:
+                await pauses.pause()

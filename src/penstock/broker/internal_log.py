@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 
 from penstock.broker.partition import Partition
@@ -25,6 +25,8 @@ LOAD_SLICE_S = 0.002
 """How long replaying may hold the loop at a time."""
 LOAD_READ_BYTES = 1024 * 1024
 
+NO_ROOM = "no room on the broker's disk to store commits, groups and transactions"
+
 KeyValue = tuple[bytes, bytes | None]
 
 
@@ -35,6 +37,16 @@ class InternalLog:
     @property
     def id(self) -> str:
         return str(self._partition.id)
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be appended now, in words for clients."""
+        log = self._partition.log
+        if log is None:
+            return f"{self.id} is offline"
+        if log.failure is not None:
+            return f"{self.id} is read-only after a disk error"
+        return None if log.has_room_for_own else NO_ROOM
 
     def append(
         self,
@@ -64,8 +76,9 @@ class InternalLog:
         elif not self._partition.durable or not self._partition.when_flushed(log.log_end_offset, then):
             then(Fault.NONE)
 
-    async def replay(self, take: Callable[[Batch], None], readers: Executor) -> None:
-        """Hand every batch of the log to `take`, a little at a time. Raises OSError, and BatchError for a corrupt one."""
+    async def replay(self, take: Callable[[Batch], Iterable[None] | None], readers: Executor) -> None:
+        """Hand every batch of the log to `take`, a little at a time; it may take a batch in steps. Raises OSError, and
+        BatchError for a corrupt one."""
         log = self._partition.log
         if log is None:
             return
@@ -76,7 +89,7 @@ class InternalLog:
             log.replays -= 1
 
     @staticmethod
-    async def _replay(log: PartitionLog, take: Callable[[Batch], None], readers: Executor) -> None:
+    async def _replay(log: PartitionLog, take: Callable[[Batch], Iterable[None] | None], readers: Executor) -> None:
         deadline = time.monotonic() + LOAD_SLICE_S
         offset = log.log_start_offset
         done: Segment | None = None
@@ -94,7 +107,10 @@ class InternalLog:
                 if batch.next_offset > max(offset, log.log_start_offset):
                     if not batch.crc_is_right():
                         raise BatchError(f"the batch at offset {batch.base_offset} is corrupt: its CRC is wrong")
-                    take(batch)
+                    for _ in take(batch) or ():
+                        if time.monotonic() > deadline:
+                            await asyncio.sleep(0)
+                            deadline = time.monotonic() + LOAD_SLICE_S
                     offset = batch.next_offset
                 if time.monotonic() > deadline:
                     await asyncio.sleep(0)

@@ -1,7 +1,7 @@
 """Offsets by time and by place (Kafka's ListOffsets), and where a leader epoch ended (KIP-101).
 
-A timestamp is found to the record: the time index names the batch, and the batch is decoded on a reader thread, because one
-may unpack to megabytes.
+A timestamp is found to the record: the time index names the batch. It is read and unpacked on a thread, because one may
+unpack to megabytes, and its records are walked on the loop in slices.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from penstock.broker.engine import EpochEnd, Isolation, OffsetFound
 from penstock.broker.partition import Partition
 from penstock.broker.reads import WARM_BYTES
+from penstock.broker.unpacking import Unpacking
 from penstock.model.errors import Fault
+from penstock.model.pending import Pending
+from penstock.model.slices import Work
+from penstock.records import walk
 from penstock.records.batch import Batch, BatchError
-from penstock.records.record import read_records
+from penstock.records.record import unpacked
 from penstock.storage.files import Cold, Disk, DiskFailed
 from penstock.storage.log import PartitionLog
 from penstock.storage.segment import Rebuilding
@@ -61,9 +66,9 @@ async def find_timestamp(
     isolation: int,
     readers: ThreadPoolExecutor,
     disk: Disk,
+    unpacking: Unpacking,
 ) -> OffsetFound:
     """The first record at or after `timestamp`, or with MAX_TIMESTAMP the one with the largest; offset -1 if none."""
-    loop = asyncio.get_running_loop()
     committed = isolation == Isolation.READ_COMMITTED
     upper = partition.last_stable_offset if committed else partition.high_watermark
     try:
@@ -78,9 +83,10 @@ async def find_timestamp(
             if found is None or found[1].base_offset >= upper:
                 return OffsetFound(Fault.NONE, -1, -1, -1)
             segment, place = found
-            record = await loop.run_in_executor(
-                readers, _first_at_or_after, segment.reader(), place.position, place.size, timestamp, offset
-            )
+            search = _first_at_or_after(segment.reader(), place.position, place.size, timestamp, offset, unpacking)
+            record = await _result(unpacking.in_slices(search))
+            if isinstance(record, Exception):
+                raise record
             if record is not None:
                 break
             # the batch that the log starts in has its late records below the log start
@@ -106,16 +112,41 @@ async def _when_warm(look: Callable[[], T], readers: ThreadPoolExecutor, disk: D
     raise DiskFailed(0, "the log does not stay in memory")
 
 
+async def _result(result: Any) -> Any:
+    """The result of work that may have been done at once."""
+    if not isinstance(result, Pending):
+        return result
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    result.then(lambda value: None if future.done() else future.set_result(value))
+    return await future
+
+
 def _first_at_or_after(
-    read: Callable[[int, int], bytes], position: int, size: int, timestamp: int, offset: int
-) -> tuple[int, int] | None:
+    read: Callable[[int, int], bytes], position: int, size: int, timestamp: int, offset: int, unpacking: Unpacking
+) -> Work[tuple[int, int] | Exception | None]:
+    """Offset and timestamp of the first such record of a batch, or why the batch cannot be read."""
+    limit_bytes = walk.unpacked_bytes_max(size)
+    counted = size + limit_bytes
+    yield unpacking.account.take(counted)
+    try:
+        found = yield unpacking.in_thread(partial(_unpacked, read, position, size, limit_bytes))
+        if isinstance(found, Exception):
+            return found
+        batch, data = found
+        record = yield from walk.find_timestamp(batch, data, timestamp, offset)
+        return record
+    except BatchError as damage:
+        return damage
+    finally:
+        found = batch = data = None
+        unpacking.account.give(counted)
+
+
+def _unpacked(read: Callable[[int, int], bytes], position: int, size: int, limit_bytes: int) -> tuple[Batch, bytes]:
     batch = Batch(memoryview(read(position, size)))
     if not batch.crc_is_right():
         raise BatchError(f"the batch at offset {batch.base_offset} is corrupt: its CRC is wrong")
-    for record in read_records(batch):
-        if record.timestamp >= timestamp and record.offset >= offset:
-            return record.offset, record.timestamp
-    return None
+    return batch, unpacked(batch, limit_bytes)
 
 
 def epoch_end(partition: Partition, current_leader_epoch: int, leader_epoch: int) -> EpochEnd:

@@ -21,7 +21,7 @@ from penstock.model.ids import TopicPartition
 from penstock.model.topic_config import TopicConfig
 from penstock.records.batch import NO_PRODUCER_ID, Batch
 from penstock.storage.data_directory import DataDirectory
-from penstock.storage.files import Disk
+from penstock.storage.files import Disk, disk_failure
 from penstock.storage.log import PartitionLog
 from penstock.storage.recovery import RecoveryReport
 from penstock.storage.segment import Place, Segment
@@ -57,9 +57,9 @@ def open_partitions(
         if log is not None:
             try:
                 if log.failure is not None:
-                    raise log.failure
+                    raise disk_failure(log.failure)
                 if log.dirty:  # what recovery found may be in memory alone, and must not be served
-                    raise log.flush_refused or OSError("it could not be flushed")
+                    raise OSError(f"it could not be flushed: {log.flush_refused}")
                 loading.load()
             except (OSError, ValueError) as error:
                 directory.stays_offline(log)
@@ -71,9 +71,8 @@ def open_partitions(
             logger.warning("recovered %s", report)
         elif report.scanned_bytes or report.notes:
             logger.info("recovered %s", report)
-        partition = Partition(
-            partition_id, log, config, flush, leader_epoch, loading.producers, request_flush, report.offline or ""
-        )
+        reason = directory.without_path(report.offline or "")
+        partition = Partition(partition_id, log, config, flush, leader_epoch, loading.producers, request_flush, reason)
         partition.snapshot_offset = loading.snapshot_offset
         partition.aborted = loading.aborted
         partitions.append(partition)

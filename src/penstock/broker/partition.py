@@ -10,27 +10,31 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from penstock.broker.aborted import AbortedTransactions
 from penstock.broker.engine import Appended, RunAppended
 from penstock.coordination.producer_records import AbortedTransaction
 from penstock.coordination.producers import Duplicate, ProducerTable
-from penstock.model.errors import BrokerError, Fault
+from penstock.model.errors import NO_FAULT, BrokerError, Fault
 from penstock.model.ids import TopicPartition
 from penstock.model.pending import Pending
 from penstock.model.topic_config import TopicConfig
 from penstock.records.batch import (
     COMPRESSION_MASK,
     CONTROL_BIT,
+    HEADER_BYTES,
     LOG_APPEND_TIME_BIT,
     MAGIC,
     NO_TIMESTAMP,
+    TRANSACTIONAL_BIT,
     Batch,
     BatchError,
 )
 from penstock.records.control import Marker, build_marker
-from penstock.records.record import read_records
+from penstock.records.record import RECORD_BYTES_MIN, header_problem
+from penstock.records.varint import INT64_MIN
+from penstock.records.walk import Violation
 from penstock.storage.log import PartitionLog
 
 T = TypeVar("T")
@@ -45,11 +49,19 @@ class DataWaiter(Protocol):
     def data_came(self, partition: Partition) -> None: ...
 
 
+class Lane(Protocol):
+    """Appends that are being prepared, in order (broker/preparing.py)."""
+
+    def close(self, fault: Fault) -> None:
+        """Refuse what has not been appended."""
+        ...
+
+
 class Partition:
     __slots__ = (
         "_flush_seen_ms",
         "_flush_waiters",
-        "_looks_inside",
+        "_lane",
         "_stamps",
         "aborted",
         "compacts",
@@ -62,10 +74,12 @@ class Partition:
         "id",
         "leader_epoch",
         "log",
+        "looks_inside",
         "producers",
         "reason",
         "request_flush",
         "snapshot_offset",
+        "staged",
         "waits_always",
     )
 
@@ -84,6 +98,7 @@ class Partition:
         self.log = log
         """None while the partition is offline."""
         self.reason = reason
+        """Why it is offline, for clients: without the paths of this machine."""
         self.leader_epoch = leader_epoch
         self.producers = producers
         self.request_flush = request_flush
@@ -94,13 +109,17 @@ class Partition:
         self._flush_waiters: deque[tuple[int, Callable[[Fault], None]]] = deque()
         self.high_watermark = 0 if log is None else log.log_end_offset
         self._flush_seen_ms = 0
+        self._lane: Lane | None = None
         self.configure(config, flush_policy)
 
     def configure(self, config: TopicConfig, flush_policy: str) -> None:
         self.config = config
         self._stamps = config.has_log_append_time
         self.compacts = config.compacts
-        self._looks_inside = self.compacts or config.message_timestamp_before_max_ms != _LONG_MAX
+        self.looks_inside = self.compacts or config.message_timestamp_before_max_ms != _LONG_MAX
+        """The topic has rules about records."""
+        self.staged = self.looks_inside or self._lane is not None
+        """Batches of clients go through `Preparing`."""
         policy = config.penstock_flush or flush_policy
         self.durable = policy in ("acks", "always")
         """Whether the high watermark is the flushed offset."""
@@ -111,6 +130,16 @@ class Partition:
             self.log.config = config
             if not self.durable:
                 self._advance(self.log.log_end_offset)  # records that waited for a flush under the old policy
+
+    @property
+    def lane(self) -> Lane | None:
+        """Appends that are being prepared: later ones queue after them."""
+        return self._lane
+
+    @lane.setter
+    def lane(self, lane: Lane | None) -> None:
+        self._lane = lane
+        self.staged = self.looks_inside or lane is not None
 
     @property
     def online(self) -> bool:
@@ -144,8 +173,14 @@ class Partition:
 
     # ------------------------------------------------------------------------------------------------ appending
 
-    def append(self, views: Sequence[memoryview], now_ms: int) -> tuple[list[Appended], int]:
-        """Append a run of batches in one write; a result each, and the offset whose flush makes all of them safe."""
+    def append(
+        self, views: Sequence[memoryview], now_ms: int, looked: Sequence[Batch | BrokerError] | None = None
+    ) -> tuple[list[Appended], int]:
+        """Append a run of batches in one write; a result each, and the offset whose flush makes all of them safe.
+
+        Where the topic has rules about records, `looked` is what `Preparing` found out about each batch.
+        """
+        assert looked is not None or not self.looks_inside, "the records have not been looked at"
         log = self.log
         if log is None:
             return [Appended(Fault.STORAGE_ERROR, text=f"{self.id} is offline: {self.reason}")] * len(views), 0
@@ -156,9 +191,16 @@ class Partition:
         epoch = self.leader_epoch
         producers = self.producers
         staged = False
-        for view in views:
+        stamps = self._stamps
+        newest_ms = now_ms + self.config.message_timestamp_after_max_ms
+        check: Callable[[Any], Batch] = self.sound if looked is None else _accepted
+        for given in views if looked is None else looked:
             try:
-                batch = self._checked(view, now_ms)
+                batch = check(given)
+                if stamps:
+                    batch.stamp(now_ms)
+                elif batch.max_timestamp > newest_ms:
+                    raise self._too_late(batch.max_timestamp)
             except BrokerError as error:
                 results.append(Appended(error.fault, text=error.text, record_index=error.record_index))
                 continue
@@ -170,7 +212,7 @@ class Partition:
                 elif type(verdict) is Duplicate:
                     safe_offset = max(safe_offset, verdict.last_offset + 1)
                     append_time = self._append_time(verdict.timestamp_ms)
-                    results.append(Appended(Fault.NONE, verdict.base_offset, append_time, log.log_start_offset))
+                    results.append(Appended(NO_FAULT, verdict.base_offset, append_time, log.log_start_offset))
                     continue
                 else:
                     assert isinstance(verdict, Fault)
@@ -184,12 +226,7 @@ class Partition:
             written = self._write(log, accepted, now_ms, staged=staged, results=results)
             if written:
                 safe_offset = log.log_end_offset
-                if self.durable:
-                    self.request_flush(log)
-                else:
-                    if log.log_end_offset - log.flushed_offset >= self.config.flush_messages:
-                        self.request_flush(log)
-                    self._advance(log.log_end_offset)
+                self._written(log)
         return results, safe_offset  # type: ignore[return-value]  # every None was filled by _write
 
     def _write(
@@ -212,13 +249,13 @@ class Partition:
         append_time = self._append_time(now_ms)
         start = log.log_start_offset
         if written == len(results):
-            results[:] = [Appended(Fault.NONE, batch.base_offset, append_time, start) for batch in accepted]
+            results[:] = [Appended(NO_FAULT, batch.base_offset, append_time, start) for batch in accepted]
             return written
         filled = 0
         for at, result in enumerate(results):
             if result is None:
                 if filled < written:
-                    results[at] = Appended(Fault.NONE, accepted[filled].base_offset, append_time, start)
+                    results[at] = Appended(NO_FAULT, accepted[filled].base_offset, append_time, start)
                 else:
                     results[at] = Appended(Fault.STORAGE_ERROR, text=failure or "no room on the disk")
                 filled += 1
@@ -238,8 +275,8 @@ class Partition:
     def _append_time(self, now_ms: int) -> int:
         return now_ms if self._stamps else NO_TIMESTAMP
 
-    def _checked(self, view: memoryview, now_ms: int) -> Batch:
-        """The batch, if it is sound and follows the topic's rules; raises BrokerError."""
+    def sound(self, view: memoryview) -> Batch:
+        """The batch, if its header and its CRC are right; raises BrokerError."""
         config = self.config
         try:
             batch = Batch(view)
@@ -247,12 +284,13 @@ class Partition:
             raise _unsound(view, error) from None
         if batch.magic != MAGIC:
             raise BrokerError(Fault.UNSUPPORTED_FOR_MESSAGE_FORMAT)
-        if batch.size != len(view):
+        size = batch.size
+        if size != len(view):
             raise BrokerError(Fault.INVALID_RECORD, "exactly one record batch a partition is taken")
-        if batch.size > config.max_message_bytes:
+        if size > config.max_message_bytes:
             raise BrokerError(
                 Fault.MESSAGE_TOO_LARGE,
-                f"a batch of {batch.size} bytes is larger than max.message.bytes = {config.max_message_bytes}",
+                f"a batch of {size} bytes is larger than max.message.bytes = {config.max_message_bytes}",
             )
         if not batch.crc_is_right():
             raise BrokerError(Fault.CORRUPT_MESSAGE, "the CRC does not fit the batch")
@@ -261,34 +299,37 @@ class Partition:
             if attributes & CONTROL_BIT:
                 raise BrokerError(Fault.INVALID_RECORD, "clients may not write control batches")
             raise BrokerError(Fault.INVALID_TIMESTAMP, "a producer may not say LogAppendTime")
-        if batch.count <= 0 or batch.last_offset_delta != batch.count - 1:
-            raise BrokerError(
-                Fault.INVALID_RECORD, f"{batch.count} records end at offset delta {batch.last_offset_delta}"
-            )
+        count = batch.count
+        if count <= 0 or batch.last_offset_delta != count - 1:
+            raise BrokerError(Fault.INVALID_RECORD, f"{count} records end at offset delta {batch.last_offset_delta}")
         if attributes & COMPRESSION_MASK > _CODECS_MAX:
             raise BrokerError(Fault.UNSUPPORTED_COMPRESSION_TYPE)
-        if batch.producer_id >= 0 and (batch.base_sequence < 0 or batch.producer_epoch < 0):
-            raise BrokerError(Fault.INVALID_RECORD, "a producer partition_id needs an epoch and a sequence")
-        if self._stamps:
-            batch.stamp(now_ms)
-        elif batch.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
-            raise self._too_late(batch.max_timestamp)
-        if self._looks_inside:
-            self._check_records(batch, now_ms)
+        if count * RECORD_BYTES_MIN > size - HEADER_BYTES:  # impossible, or well compressed
+            problem = header_problem(batch)
+            if problem is not None:
+                raise BrokerError(Fault.INVALID_RECORD, problem)
+        if batch.producer_id >= 0:
+            if batch.base_sequence < 0 or batch.producer_epoch < 0:
+                raise BrokerError(
+                    Fault.INVALID_RECORD,
+                    f"producer id {batch.producer_id} requires an epoch and a sequence of at least 0, "
+                    f"got epoch {batch.producer_epoch} and sequence {batch.base_sequence}",
+                )
+        elif attributes & TRANSACTIONAL_BIT:
+            raise BrokerError(Fault.INVALID_RECORD, "a transactional batch requires a producer id")
         return batch
 
-    def _check_records(self, batch: Batch, now_ms: int) -> None:
-        """The rules that need a look inside: keys of a compacted topic, and old timestamps where they are bounded."""
-        config = self.config
-        oldest_ms = now_ms - config.message_timestamp_before_max_ms
-        try:
-            for index, record in enumerate(read_records(batch)):
-                if config.compacts and record.key is None:
-                    raise BrokerError(Fault.INVALID_RECORD, "a record of a compacted topic needs a key", index)
-                if record.timestamp < oldest_ms and not config.has_log_append_time:
-                    raise self._too_early(record.timestamp, index)
-        except BatchError as damage:
-            raise BrokerError(Fault.CORRUPT_MESSAGE, str(damage)) from None
+    def rules(self, now_ms: int) -> tuple[bool, int]:
+        """What the topic asks of each record: whether it needs a key, and its oldest timestamp."""
+        before_max_ms = self.config.message_timestamp_before_max_ms
+        return self.compacts, INT64_MIN if self._stamps or before_max_ms == _LONG_MAX else now_ms - before_max_ms
+
+    def refusal_of(self, violation: Violation) -> BrokerError:
+        """What a client is told about a record that breaks a rule."""
+        index, timestamp = violation
+        if timestamp is None:
+            return BrokerError(Fault.INVALID_RECORD, "a record of a compacted topic needs a key", index)
+        return self._too_early(timestamp, index)
 
     def timestamp_refusal(self, oldest_ms: int, newest_ms: int, now_ms: int) -> BrokerError | None:
         """What the topic's rules have against records of these times, if anything."""
@@ -331,16 +372,11 @@ class Partition:
         except BrokerError as error:
             return RunAppended(error.fault, text=error.text)
         end_offset = log.log_end_offset
-        if self.durable:
-            self.request_flush(log)
-        else:
-            if end_offset - log.flushed_offset >= self.config.flush_messages:
-                self.request_flush(log)
-            self._advance(end_offset)
+        self._written(log)
         count = end_offset - base_offset
         if written < len(batches):
             return RunAppended(Fault.STORAGE_ERROR, base_offset, count, "no room on the disk")
-        return RunAppended(Fault.NONE, base_offset, count)
+        return RunAppended(NO_FAULT, base_offset, count)
 
     def append_own(self, data: bytearray, now_ms: int) -> int:
         """Append a batch that the broker made itself; the offset whose flush makes it safe. Raises BrokerError."""
@@ -359,7 +395,11 @@ class Partition:
         """End a producer's transaction here; the offset whose flush makes the end safe. Raises BrokerError."""
         log = self._writable()
         verdict = self.producers.check_marker(
-            producer_id, producer_epoch, marker.coordinator_epoch, transaction_version
+            producer_id,
+            producer_epoch,
+            marker.coordinator_epoch,
+            transaction_version,
+            newest_coordinator_epoch=self.leader_epoch,
         )
         if isinstance(verdict, Duplicate):
             return log.log_end_offset
@@ -384,17 +424,23 @@ class Partition:
         try:
             if aborted is not None:
                 log.append_aborted(aborted.encode())
-            log.append((batch,), now_ms)
+            log.append_own(batch, now_ms)
         except BrokerError:
             self.producers.rollback()
             raise
         self.producers.commit()
         if aborted is not None:
             self.aborted.add(aborted)  # before the reads that wait are woken
+        self._written(log)
+
+    def _written(self, log: PartitionLog) -> None:
+        """Have what was appended flushed, and show it unless it has to be flushed first."""
         if self.durable:
             self.request_flush(log)
-        else:
-            self._advance(log.log_end_offset)
+            return
+        if log.log_end_offset - log.flushed_offset >= self.config.flush_messages:
+            self.request_flush(log)
+        self._advance(log.log_end_offset)
 
     # ------------------------------------------------------------------------------------------------ waiting
 
@@ -443,7 +489,7 @@ class Partition:
                 self._flush_waiters.append((offset, callback))
                 continue
             try:
-                callback(Fault.NONE if offset <= flushed else Fault.STORAGE_ERROR)
+                callback(NO_FAULT if offset <= flushed else Fault.STORAGE_ERROR)
             except Exception:
                 logger.exception("%s: one that waited for a flush failed; the others go on", self.id)
 
@@ -489,10 +535,18 @@ class Partition:
 
     def close(self) -> None:
         """The partition is deleted or the broker stops: nobody waits any longer."""
+        if self._lane is not None:
+            self._lane.close(Fault.UNKNOWN_TOPIC_OR_PARTITION)
         waiters, self._flush_waiters = self._flush_waiters, deque()
         for _, callback in waiters:
             callback(Fault.UNKNOWN_TOPIC_OR_PARTITION)
         self.wake()
+
+
+def _accepted(looked: Batch | BrokerError) -> Batch:
+    if isinstance(looked, BrokerError):
+        raise looked
+    return looked
 
 
 def _unsound(view: memoryview, error: BatchError) -> BrokerError:

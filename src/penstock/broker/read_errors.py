@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 
 from penstock.model.ids import TopicPartition
+from penstock.model.limits import READ_ERRORS_REMEMBERED_MAX
 
 logger = logging.getLogger(__name__)
-
-REMEMBERED_MAX = 1_024
 
 
 class ReadErrors:
@@ -22,7 +21,7 @@ class ReadErrors:
         key = partition_id, offset, error.errno
         if key in self._logged:
             return
-        if len(self._logged) >= REMEMBERED_MAX:
+        if len(self._logged) >= READ_ERRORS_REMEMBERED_MAX:
             self._logged.clear()
         self._logged.add(key)
         logger.warning("%s: offset %d cannot be read: %s", partition_id, offset, error)

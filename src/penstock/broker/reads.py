@@ -1,8 +1,9 @@
 """Reading many partitions in one request, and waiting until there is enough to read.
 
-A read that finds fewer than `min_bytes` parks a `ReadWait` at each of its partitions. An append wakes just the waits of its
-own partition, and a wait looks again at that partition alone; nothing scans. Data that is not in memory is fetched by a
-reader thread first, so that the loop never waits for the disk.
+A read that finds fewer than `min_bytes` waits at each of its partitions (`_Wait`). An append wakes just those that wait at
+its own partition, and a read that is woken looks again at the partitions that something came to; nothing scans. Data that is
+not in memory is fetched by a reader thread first, so that the loop never waits for the disk. A read of thousands of
+partitions, and reads that are woken together, work in slices.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from penstock.broker.engine import Isolation, Read, ReadResult
 from penstock.broker.partition import Partition
 from penstock.broker.read_errors import ReadErrors
-from penstock.model.errors import Fault
+from penstock.model.errors import NO_FAULT, Fault
 from penstock.model.pending import Pending
+from penstock.model.slices import Slices, Work
 from penstock.storage.files import Cold, Disk
 from penstock.storage.segment import Rebuilding
 
@@ -24,6 +27,10 @@ COLD_TRIES_MAX = 64
 at most."""
 WARM_BYTES = 128 * 1024
 """What a reader thread fetches at once: the kernel's usual readahead."""
+PARTITIONS_AT_ONCE = 256
+"""Reads of so many partitions are looked at in one go; more are looked at in slices."""
+_PAUSE_PARTITIONS = 16
+_PARKED_AT_ONCE = 256
 
 FindPartition = Callable[[str, int], Partition | None]
 
@@ -32,13 +39,19 @@ class Reads:
     """Performs reads for an engine: one a broker."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, find: FindPartition, readers: ThreadPoolExecutor, disk: Disk
+        self,
+        loop: asyncio.AbstractEventLoop,
+        find: FindPartition,
+        readers: ThreadPoolExecutor,
+        disk: Disk,
+        slices: Slices,
     ) -> None:
         self._loop = loop
         self._find = find
         self._readers = readers
         self._disk = disk
         self.errors = ReadErrors()
+        self._slices = slices
         self.stopping = False
         """Nobody is made to wait any more: what is there is the answer."""
 
@@ -46,15 +59,95 @@ class Reads:
         self, reads: Sequence[Read], max_bytes: int, min_bytes: int, max_wait_ms: int, isolation: int
     ) -> list[ReadResult] | Pending[list[ReadResult]]:
         min_bytes = min(min_bytes, max_bytes)
-        try:
-            results, size, final = self.look(reads, max_bytes, isolation)
-        except Cold as cold:
-            return ReadWait(self, reads, max_bytes, min_bytes, max_wait_ms, isolation).start_cold(cold)
-        if final or size >= min_bytes or max_wait_ms <= 0 or self.stopping:
-            return results
-        return ReadWait(self, reads, max_bytes, min_bytes, max_wait_ms, isolation).start(results)
+        wait: _Wait | None = None
+        if len(reads) <= PARTITIONS_AT_ONCE:
+            try:
+                results, size, final = self._look(reads, max_bytes, isolation)
+            except Cold:
+                pass
+            else:
+                if final or size >= min_bytes or max_wait_ms <= 0 or self.stopping:
+                    return results
+                wait = self._begun_wait(max_wait_ms)
+                for at, read in enumerate(reads):
+                    self._park(wait, read, at)
+                wait.sizes = _sizes(results)
+        work = self._read(reads, max_bytes, min_bytes, max_wait_ms, isolation, wait)
+        return self._slices.run(work, drop=True, holds=False)  # type: ignore[no-any-return]
 
-    def look(self, reads: Sequence[Read], max_bytes: int, isolation: int) -> tuple[list[ReadResult], int, bool]:
+    def read_in_slices(
+        self, reads: Sequence[Read], max_bytes: int, min_bytes: int, max_wait_ms: int, isolation: int
+    ) -> Work[list[ReadResult]]:
+        """The same as work."""
+        return self._read(reads, max_bytes, min(min_bytes, max_bytes), max_wait_ms, isolation, None)
+
+    def _read(
+        self,
+        reads: Sequence[Read],
+        max_bytes: int,
+        min_bytes: int,
+        max_wait_ms: int,
+        isolation: int,
+        wait: _Wait | None,
+    ) -> Work[list[ReadResult]]:
+        """Look, and wait until there is enough; with a `wait`, a look has just found too little."""
+        try:
+            while True:
+                if wait is not None:
+                    while not self.stopping:
+                        yield wait.next()
+                        if wait.is_up:
+                            max_wait_ms = 0
+                            break
+                        if (yield from self._is_enough(wait, reads, max_bytes, min_bytes, isolation)):
+                            break
+                results, size, final = yield from self._look_in_slices(reads, max_bytes, isolation)
+                if final or size >= min_bytes or max_wait_ms <= 0 or self.stopping:
+                    return results
+                if wait is None:
+                    wait = self._begun_wait(max_wait_ms)
+                    for at, read in enumerate(reads):
+                        self._park(wait, read, at)
+                        if at % _PARKED_AT_ONCE == _PARKED_AT_ONCE - 1:
+                            yield None
+                    wait.looks_again()  # something may have come before it was parked
+                wait.sizes = _sizes(results)
+        finally:
+            if wait is not None:
+                wait.end()
+
+    def _begun_wait(self, max_wait_ms: int) -> _Wait:
+        wait = _Wait()
+        wait.timer = self._loop.call_later(max_wait_ms / 1000, wait.time_is_up)
+        return wait
+
+    def _park(self, wait: _Wait, read: Read, at: int) -> None:
+        partition = self._find(read.topic, read.partition)
+        if partition is not None:
+            wait.park(partition, at)
+
+    def _is_enough(
+        self, wait: _Wait, reads: Sequence[Read], max_bytes: int, min_bytes: int, isolation: int
+    ) -> Work[bool]:
+        """Whether what came may make the answer: looks at nothing but the partitions that it came to."""
+        came, wait.came = wait.came, {}
+        if min_bytes <= 1:
+            return True
+        for partition in came:
+            for at in wait.places[partition]:
+                try:
+                    result = self.look_at(reads[at], max_bytes, isolation, one_batch=True)
+                except Cold:
+                    return True
+                size = 0 if result.records is None else result.records.length
+                if result.fault is not NO_FAULT or size >= reads[at].max_bytes:
+                    return True
+                wait.size += size - wait.sizes[at]
+                wait.sizes[at] = size
+                yield None
+        return wait.size >= min_bytes
+
+    def _look(self, reads: Sequence[Read], max_bytes: int, isolation: int) -> tuple[list[ReadResult], int, bool]:
         """Results, bytes, and whether to answer at once (an error, or a partition that gave all it may)."""
         results = []
         size = 0
@@ -64,10 +157,42 @@ class Reads:
             if result.records is not None:
                 size += result.records.length
                 final = final or result.records.length >= read.max_bytes
-            elif result.fault is not Fault.NONE:
+            elif result.fault is not NO_FAULT:
                 final = True
             results.append(result)
         return results, size, final
+
+    def _look_in_slices(
+        self, reads: Sequence[Read], max_bytes: int, isolation: int
+    ) -> Work[tuple[list[ReadResult], int, bool]]:
+        """The same with pauses, and with what has to be fetched from the disk."""
+        results: list[ReadResult] = []
+        size = 0
+        final = not reads
+        for at, read in enumerate(reads):
+            result = yield from self._look_until_warm(read, max_bytes - size, isolation, one_batch=size == 0)
+            if result.records is not None:
+                size += result.records.length
+                final = final or result.records.length >= read.max_bytes
+            elif result.fault is not NO_FAULT:
+                final = True
+            results.append(result)
+            if at % _PAUSE_PARTITIONS == _PAUSE_PARTITIONS - 1:
+                yield None
+        return results, size, final
+
+    def _look_until_warm(self, read: Read, budget: int, isolation: int, *, one_batch: bool) -> Work[ReadResult]:
+        tries = 0
+        while tries < COLD_TRIES_MAX:
+            try:
+                return self.look_at(read, budget, isolation, one_batch=one_batch)
+            except Cold as cold:
+                if not isinstance(cold, Rebuilding):  # which always comes to an end
+                    tries += 1
+                warmed: Pending[None] = Pending()
+                self.warm(cold, partial(warmed.complete, None))
+                yield warmed
+        return ReadResult(Fault.STORAGE_ERROR)
 
     def look_at(self, read: Read, budget: int, isolation: int, *, one_batch: bool) -> ReadResult:
         partition = self._find(read.topic, read.partition)
@@ -88,140 +213,88 @@ class Reads:
             return ReadResult(Fault.OFFSET_OUT_OF_RANGE, high_watermark, stable, start)
         upper = stable if isolation == Isolation.READ_COMMITTED else high_watermark
         if offset >= upper or (budget <= 0 and not one_batch):
-            return ReadResult(Fault.NONE, high_watermark, stable, start)
+            return ReadResult(NO_FAULT, high_watermark, stable, start)
         try:
             records = log.read(offset, min(read.max_bytes, budget), upper, one_batch=one_batch)
         except OSError as error:
             self.errors.note(partition.id, offset, error)
             return ReadResult(Fault.STORAGE_ERROR, high_watermark, stable, start)
         if records is None or isolation != Isolation.READ_COMMITTED or not len(partition.aborted):
-            return ReadResult(Fault.NONE, high_watermark, stable, start, records)
+            return ReadResult(NO_FAULT, high_watermark, stable, start, records)
         aborted = partition.aborted.between(offset, log.segment_end(offset, upper))
-        return ReadResult(Fault.NONE, high_watermark, stable, start, records, aborted)
+        return ReadResult(NO_FAULT, high_watermark, stable, start, records, aborted)
 
     def warm(self, cold: Cold, then: Callable[[], None]) -> None:
         """Bring the bytes into memory on a reader thread, then go on. The next look meets an error of that read."""
         future = self._readers.submit(self._disk.read_ahead, cold, WARM_BYTES)
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(then))
 
-    def wait(self, delay_ms: int, then: Callable[[], None]) -> asyncio.TimerHandle:
-        return self._loop.call_later(delay_ms / 1000, then)
 
-    def partition(self, read: Read) -> Partition | None:
-        return self._find(read.topic, read.partition)
+def _sizes(results: Sequence[ReadResult]) -> list[int]:
+    return [0 if result.records is None else result.records.length for result in results]
 
 
-class ReadWait:
-    """One read that could not be answered at once. Ends by enough data, an error, the time limit, or being abandoned."""
+class _Wait:
+    """Where a read waits, and what came meanwhile."""
 
-    __slots__ = (
-        "_cold_tries",
-        "_isolation",
-        "_max_bytes",
-        "_max_wait_ms",
-        "_min_bytes",
-        "_parked",
-        "_pending",
-        "_reads",
-        "_service",
-        "_sizes",
-        "_timer",
-    )
+    __slots__ = ("_pending", "_sizes", "came", "is_up", "places", "size", "timer")
 
-    def __init__(
-        self, service: Reads, reads: Sequence[Read], max_bytes: int, min_bytes: int, max_wait_ms: int, isolation: int
-    ) -> None:
-        self._service = service
-        self._reads = reads
-        self._max_bytes = max_bytes
-        self._min_bytes = min_bytes
-        self._max_wait_ms = max_wait_ms
-        self._isolation = isolation
-        self._pending: Pending[list[ReadResult]] = Pending(self._abandoned)
-        self._parked: list[Partition] = []
-        self._sizes: list[int] = []
-        """Bytes that each read found last, while parked."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._cold_tries = 0
+    def __init__(self) -> None:
+        self.places: dict[Partition, list[int]] = {}
+        """Which reads are of a partition."""
+        self.came: dict[Partition, None] = {}
+        """Partitions whose high watermark moved, or that went away."""
+        self.is_up = False
+        self.timer: asyncio.TimerHandle | None = None
+        self._pending: Pending[None] | None = None
+        self.sizes = []
 
-    def start(self, results: Sequence[ReadResult]) -> Pending[list[ReadResult]]:
-        self._park(results)
-        return self._pending
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes that each read found last."""
+        return self._sizes
 
-    def start_cold(self, cold: Cold) -> Pending[list[ReadResult]]:
-        self._service.warm(cold, self._look_again)
-        return self._pending
+    @sizes.setter
+    def sizes(self, sizes: list[int]) -> None:
+        self._sizes = sizes
+        self.size = sum(sizes)
+
+    def park(self, partition: Partition, at: int) -> None:
+        places = self.places.get(partition)
+        if places is None:
+            self.places[partition] = [at]
+            partition.data_waiters[self] = None
+        else:
+            places.append(at)
+
+    def next(self) -> Pending[None]:
+        """Completes when something has come, or the time is up."""
+        pending: Pending[None] = Pending()
+        if self.came or self.is_up:
+            pending.complete(None)
+        else:
+            self._pending = pending
+        return pending
 
     def data_came(self, partition: Partition) -> None:
-        """The partition's high watermark moved, or the partition went away."""
-        if self._min_bytes > 1 and self._still_too_little(partition):
-            return
-        self._look_again()
+        self.came[partition] = None
+        self._wake()
 
-    def _still_too_little(self, partition: Partition) -> bool:
-        """Whether what came does not make the answer: looks at nothing but this partition."""
-        for at, read in enumerate(self._reads):
-            if (read.topic, read.partition) != partition.id:
-                continue
-            try:
-                result = self._service.look_at(read, self._max_bytes, self._isolation, one_batch=True)
-            except Cold:
-                return False
-            size = 0 if result.records is None else result.records.length
-            if result.fault is not Fault.NONE or size >= read.max_bytes:
-                return False
-            self._sizes[at] = size
-        return sum(self._sizes) < self._min_bytes
+    def looks_again(self) -> None:
+        """Treat every partition as one that something came to."""
+        self.came.update(dict.fromkeys(self.places))
 
-    def _park(self, results: Sequence[ReadResult]) -> None:
-        self._sizes = [0 if result.records is None else result.records.length for result in results]
-        for read in self._reads:
-            partition = self._service.partition(read)
-            if partition is not None:
-                partition.data_waiters[self] = None
-                self._parked.append(partition)
-        if self._timer is None:
-            self._timer = self._service.wait(self._max_wait_ms, self._time_is_up)
+    def time_is_up(self) -> None:
+        self.is_up = True
+        self._wake()
 
-    def _unpark(self) -> None:
-        for partition in self._parked:
+    def _wake(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.complete(None)
+
+    def end(self) -> None:
+        for partition in self.places:
             partition.data_waiters.pop(self, None)
-        self._parked.clear()
-
-    def _time_is_up(self) -> None:
-        self._max_wait_ms = 0
-        self._look_again()
-
-    def _look_again(self) -> None:
-        if self._pending.done:
-            return
-        try:
-            results, size, final = self._service.look(self._reads, self._max_bytes, self._isolation)
-        except Cold as cold:
-            self._unpark()
-            if not isinstance(cold, Rebuilding):  # which always comes to an end
-                self._cold_tries += 1
-            if self._cold_tries > COLD_TRIES_MAX * len(self._reads):
-                self._end([ReadResult(Fault.STORAGE_ERROR)] * len(self._reads))
-            else:
-                self._service.warm(cold, self._look_again)
-            return
-        if final or size >= self._min_bytes or self._max_wait_ms <= 0 or self._service.stopping:
-            self._end(results)
-        elif not self._parked:
-            self._park(results)
-        else:
-            self._sizes = [0 if result.records is None else result.records.length for result in results]
-
-    def _end(self, results: list[ReadResult]) -> None:
-        self._release()
-        self._pending.complete(results)
-
-    def _abandoned(self) -> None:
-        self._release()
-
-    def _release(self) -> None:
-        self._unpark()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.timer is not None:
+            self.timer.cancel()

@@ -1,8 +1,9 @@
 """Records one at a time, for dialects that read single records: a bounded cache of unpacked batches.
 
 A batch is fetched, checked and unpacked once. The records of a small one are decoded together and kept. Of a large one they
-are decoded when they are read and not kept: what is kept beside the bytes is where each record begins, so that reading it
-record by record costs each reader its own record and no more. Unpacking a large batch happens on a reader thread.
+are decoded when they are read and not kept: what is kept beside the bytes is where each 64th record begins. These marks are
+set as readers get there, because a walk over a million records takes a tenth of a second: a reader that wants to go far has
+to `seek` first, in slices. Unpacking a large batch happens on a thread.
 """
 
 from __future__ import annotations
@@ -13,17 +14,37 @@ from collections import deque
 from collections.abc import Iterator
 from operator import attrgetter
 
+from penstock.model.limits import DECOMPRESSED_BYTES_MAX
 from penstock.records.batch import HEADER_BYTES, Batch, BatchError
 from penstock.records.record import Record, records_from, unpacked
-from penstock.records.varint import read_varint
+from penstock.records.walk import Walk, offset_delta_at, skip_records
 
 BATCH_OVERHEAD_BYTES = 600
 """What a batch costs besides its records."""
 DECODED_RECORD_BYTES = 300
-"""What a decoded record costs, where they are kept decoded."""
+DECODED_HEADER_BYTES = 200
+"""What a decoded record and a header cost, where they are kept decoded."""
 DECODED_RECORDS_MAX = 64
 """Of a batch with no more, all records are decoded at the first read of one: about what four reads alone would cost."""
+DECODED_HEADERS_MAX = 1_000
+"""Batches with more headers are not kept decoded."""
+MARK_RECORDS = 64
+"""Records between two marks."""
+_MARKS_AT_ONCE = 16
+"""Marks that are set between two pauses: about a tenth of a millisecond."""
+_SEEK_MARKS_MAX = 4 * _MARKS_AT_ONCE
+"""Marks that a read sets by itself."""
 _offset_of = attrgetter("offset")
+
+
+class Far(Exception):
+    """The records at this offset are far behind those that were read before: `seek` first."""
+
+    def __init__(self, offset: int, size: int) -> None:
+        super().__init__(offset, size)
+        self.offset = offset
+        self.size = size
+        """Bytes of the unpacked batch."""
 
 
 class DecodedBatch:
@@ -32,9 +53,12 @@ class DecodedBatch:
     __slots__ = (
         "_data",
         "_dense",
-        "_starts",
+        "_has_many_headers",
+        "_mark_offsets",
+        "_marks",
         "_whole",
         "base_offset",
+        "charged_bytes",
         "cost_bytes",
         "header",
         "is_control",
@@ -44,7 +68,8 @@ class DecodedBatch:
         "was_read",
     )
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> None:
+        """`limit_bytes` bounds what it unpacks to; raises BatchTooLarge beyond it."""
         if not batch.crc_is_right():
             raise BatchError(f"the batch at offset {batch.base_offset} is not what was written: its checksum differs")
         self.base_offset = batch.base_offset
@@ -54,64 +79,107 @@ class DecodedBatch:
         self.producer_id = batch.producer_id
         self.was_read = False
         """Since the cache last looked."""
-        self._data = unpacked(batch)
+        self._data = unpacked(batch, limit_bytes)
         self.header = Batch.of_header(memoryview(bytes(batch.view[:HEADER_BYTES])))
-        self._starts: array[int] | None = None
         self._whole: list[Record] | None = None
-        """All records, of a small batch, and where log cleaning took some: there, offsets do not say where they are."""
+        """All records, of a small batch."""
+        self._has_many_headers = False
         count = batch.count
         self._dense = count == batch.last_offset_delta + 1
+        """Log cleaning took none: the offset of a record says where it is."""
+        self._marks = array("I", (0,))
+        """Where each 64th record begins, as far as readers came."""
+        self._mark_offsets = array("q")
+        """The offsets of these records, unless they are dense."""
         self.cost_bytes = BATCH_OVERHEAD_BYTES + len(self._data)
-        if not self._dense:
-            self._whole = list(records_from(self.header, self._data))
-            self.cost_bytes += DECODED_RECORD_BYTES * count
-        elif count <= DECODED_RECORDS_MAX:
+        if count <= DECODED_RECORDS_MAX:
             self.cost_bytes += DECODED_RECORD_BYTES * count
         else:
-            self.cost_bytes += 4 * count
+            self.cost_bytes += (4 if self._dense else 12) * (count // MARK_RECORDS + 1)
+        self.charged_bytes = 0
+        """What the cache has counted for it."""
 
-    def find_starts(self) -> array[int]:
-        """Where each record begins; of a large batch slow enough for a thread."""
-        starts = array("I")
-        add = starts.append
-        data = self._data
-        at = 0
-        try:
-            for _ in range(self.header.count):
-                add(at)
-                raw = data[at]
-                if raw < 0x80:
-                    at += 1 + (raw >> 1)
-                elif data[at + 1] < 0x80:
-                    at += 2 + (raw >> 1 & 0x3F | data[at + 1] << 6)
-                else:
-                    length, at = read_varint(data, at)
-                    at += max(0, length)
-        except IndexError:
-            raise BatchError("a record is cut off") from None
-        self._starts = starts
-        return starts
+    @property
+    def size(self) -> int:
+        """Bytes of the unpacked records."""
+        return len(self._data)
 
     def record_at(self, offset: int) -> Record | None:
-        """The record with that offset, or the next one; None behind the last."""
+        """The record with that offset, or the next one; None behind the last. Raises Far."""
         if self._dense and self._whole is not None:
             return self._whole[max(0, offset - self.base_offset)] if offset <= self.last_offset else None
         return next(self.from_offset(offset), None)
 
     def from_offset(self, offset: int) -> Iterator[Record]:
-        """The records from that offset on."""
-        index = max(0, offset - self.base_offset)
+        """The records from that offset on. Raises Far."""
         whole = self._whole
-        if whole is None and self.header.count <= DECODED_RECORDS_MAX:
-            whole = self._whole = list(records_from(self.header, self._data))
+        if whole is None and self.header.count <= DECODED_RECORDS_MAX and not self._has_many_headers:
+            whole = self._decode_whole()
         if whole is not None:
-            return iter(whole[index if self._dense else bisect_left(whole, offset, key=_offset_of) :])
-        if index == 0:
+            index = max(0, offset - self.base_offset) if self._dense else bisect_left(whole, offset, key=_offset_of)
+            return iter(whole[index:])
+        if offset <= self.base_offset:
             return records_from(self.header, self._data)
-        starts = self._starts or self.find_starts()
-        if index >= len(starts):
+        if offset > self.last_offset:
             return iter(())
-        return records_from(self.header, self._data, starts[index], index)
+        for _ in range(_SEEK_MARKS_MAX):
+            if self._reaches(offset):
+                return self._from_mark(offset)
+            self._set_mark()
+        raise Far(offset, len(self._data))
+
+    def seek(self, offset: int) -> Walk[None]:
+        """Set marks up to that offset, so that reading from it is not far. Raises BatchError."""
+        set_now = 0
+        while not self._reaches(offset):
+            self._set_mark()
+            set_now += 1
+            if set_now % _MARKS_AT_ONCE == 0:
+                yield
+
+    def _decode_whole(self) -> list[Record] | None:
+        """All records of a small batch; None when they have too many headers to be kept."""
+        records: list[Record] = []
+        headers = 0
+        for record in records_from(self.header, self._data):
+            records.append(record)
+            headers += len(record.headers)
+            if headers > DECODED_HEADERS_MAX:
+                self._has_many_headers = True
+                return None
+        self._whole = records
+        self.cost_bytes += DECODED_HEADER_BYTES * headers
+        return records
+
+    def _reaches(self, offset: int) -> bool:
+        """The last mark before that offset is set."""
+        marks = len(self._marks)
+        if marks * MARK_RECORDS >= self.header.count:
+            return True
+        if self._dense:
+            return (offset - self.base_offset) // MARK_RECORDS < marks
+        return marks > 1 and self._mark_offsets[-1] > offset
+
+    def _set_mark(self) -> None:
+        at = skip_records(self._data, self._marks[-1], MARK_RECORDS)
+        if not self._dense:
+            self._mark_offsets.append(self.base_offset + offset_delta_at(self._data, at))
+        self._marks.append(at)
+
+    def _from_mark(self, offset: int) -> Iterator[Record]:
+        data, base_offset = self._data, self.base_offset
+        if self._dense:
+            index = offset - base_offset
+            mark = index // MARK_RECORDS
+            at = skip_records(data, self._marks[mark], index % MARK_RECORDS)
+        else:
+            mark = bisect_right(self._mark_offsets, offset)
+            at, index = self._marks[mark], mark * MARK_RECORDS
+            count = self.header.count
+            while index < count and base_offset + offset_delta_at(data, at) < offset:
+                at = skip_records(data, at, 1)
+                index += 1
+        return records_from(self.header, data, at, index)
 
 
 class RecordCache:
@@ -141,6 +209,8 @@ class RecordCache:
         if found.last_offset < offset:
             return None
         found.was_read = True
+        if found.cost_bytes != found.charged_bytes:
+            self._charge(found)
         return found
 
     def put(self, segment: object, batch: DecodedBatch) -> None:
@@ -151,10 +221,15 @@ class RecordCache:
             return
         base_offsets.insert(at, base_offset)
         batches.insert(at, batch)
-        self._bytes += batch.cost_bytes
+        self._charge(batch)
+        self._by_age.append((segment, batch))
+
+    def _charge(self, batch: DecodedBatch) -> None:
+        """Count what a batch costs now: its records may have been decoded since."""
+        self._bytes += batch.cost_bytes - batch.charged_bytes
+        batch.charged_bytes = batch.cost_bytes
         while self._bytes > self._bytes_max and self._by_age:
             self._let_one_go()
-        self._by_age.append((segment, batch))
 
     def _let_one_go(self) -> None:
         by_age = self._by_age
@@ -163,7 +238,8 @@ class RecordCache:
             batch.was_read = False
             by_age.append((segment, batch))
             segment, batch = by_age.popleft()
-        self._bytes -= batch.cost_bytes
+        self._bytes -= batch.charged_bytes
+        batch.charged_bytes = 0
         base_offsets, batches = self._by_segment[segment]
         at = bisect_left(base_offsets, batch.base_offset)
         del base_offsets[at], batches[at]
@@ -172,3 +248,7 @@ class RecordCache:
 
     def __len__(self) -> int:
         return len(self._by_age)
+
+    @property
+    def bytes_counted(self) -> int:
+        return self._bytes

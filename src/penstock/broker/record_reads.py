@@ -1,9 +1,12 @@
 """Reading records instead of batches, for dialects that hand out records: committed ones only, through the cache.
 
-Nothing here waits on the loop. A batch that is not in memory, or that is large and compressed, is fetched and unpacked on a
-reader thread. A read that would stop at the high watermark before its own limit, while records behind it are being flushed,
-waits for that flush, once. No answer has records that were appended after its request, unless the caller asked to wait
-for them at the end of the log.
+Nothing here waits on the loop. A batch that is not in memory is fetched on a reader thread; one that is large, or unpacks to
+much, is read and unpacked on a thread for that, within the bounds of `Unpacking`. A read of many records or headers goes on
+in slices, and its answer ends at READ_OBJECTS_MAX of them.
+
+A read that would stop at the high watermark before its own limit, while records behind it are being flushed, waits for that
+flush, once. No answer has records that were appended after its request, unless the caller asked to wait for them at the end
+of the log.
 
 No answer has a record of a batch whose CRC is wrong. A read gives the records before such a batch, and the read that starts
 at it fails with a text that names the offset and the next readable one.
@@ -14,20 +17,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.broker.batch_checks import BatchChecks, Unchecked, Unreadable, Verdict, examine, next_readable
+from penstock.broker.batch_loading import BatchLoading
 from penstock.broker.engine import Isolation, Read, RecordsRead
 from penstock.broker.large_values import LargeBatch, Limits, has_large_values, read_larges
 from penstock.broker.partition import Partition
 from penstock.broker.reads import COLD_TRIES_MAX, Reads
-from penstock.broker.record_cache import DecodedBatch, RecordCache
-from penstock.model.errors import Fault
+from penstock.broker.record_cache import DecodedBatch, Far
+from penstock.broker.unpacking import Unpacking
+from penstock.model.errors import NO_FAULT, Fault
+from penstock.model.limits import READ_OBJECTS_MAX
 from penstock.model.pending import Pending, settle
-from penstock.records.batch import HEADER_BYTES, Batch, BatchError, whole_batches
+from penstock.model.slices import Work
+from penstock.records.batch import HEADER_BYTES, Batch, BatchError, BatchTooLarge, whole_batches
 from penstock.records.record import Record
 from penstock.storage.files import Cold, Disk, ReadFailed
 from penstock.storage.log import PartitionLog
@@ -39,6 +46,12 @@ logger = logging.getLogger(__name__)
 
 UNPACK_ON_LOOP_BYTES_MAX = 32 * 1024
 """Larger compressed batches are unpacked on a thread: about a tenth of a millisecond each."""
+UNPACKED_ON_LOOP_BYTES_MAX = 256 * 1024
+"""What the compressed batches of one read of the log may unpack to on the loop: less than a millisecond."""
+OBJECTS_AT_ONCE = 2_000
+"""Records and headers that a read collects before others get their turn: about three milliseconds."""
+BATCH_OBJECTS = 8
+"""What a look at a batch counts, though its records may be hidden."""
 READ_ON_LOOP_BYTES_MAX = 1024 * 1024
 """Larger plain batches are read and checked on a thread: about a third of a millisecond each."""
 SPAN_BYTES = 16 * 1024
@@ -48,7 +61,7 @@ AT_HAND_BYTES_MAX = 2 * 1024
 
 
 class _SoFar(NamedTuple):
-    """What a read has found when it has to wait for a thread, and goes on from there."""
+    """What a read has found when it has to wait for a thread or for its turn, and goes on from there."""
 
     records: Sequence[Record]
     size: int
@@ -74,6 +87,13 @@ class _Slow(Exception):
         self.header = header
         self.so_far = _NOTHING
         """What the read found before it."""
+
+
+class _Pause(Exception):
+    """The read has taken long, and goes on when others had their turn."""
+
+    def __init__(self, so_far: _SoFar) -> None:
+        self.so_far = so_far
 
 
 class _Unflushed(Exception):
@@ -106,16 +126,14 @@ class RecordReads:
         readers: ThreadPoolExecutor,
         partitions: Mapping[tuple[str, int], Partition],
         disk: Disk,
+        unpacking: Unpacking,
     ) -> None:
-        self._loop = loop
         self._partitions = partitions
         self._reads = reads
-        self._readers = readers
         self._disk = disk
-        self._cache = RecordCache()
+        self._loading = BatchLoading(loop, readers, unpacking)
+        self._cache = self._loading.cache
         self._checks = BatchChecks(disk)
-        self._under_way: dict[Hashable, list[Callable[[BaseException | None], None]]] = {}
-        """The reads that wait for a thread, by what it does."""
 
     def read(
         self,
@@ -142,15 +160,20 @@ class RecordReads:
     def _read(self, partition: Partition, wanted: _Wanted) -> RecordsRead | Pending[RecordsRead]:
         try:
             found = self._look(partition, wanted)
-        except (Cold, _Slow, Unchecked) as slow:
+        except (Cold, _Slow, Unchecked, Far) as slow:
             return self._later(slow, partition, wanted)
+        except _Pause as pause:
+            rest: RecordsRead | Pending[RecordsRead] = self._loading.in_slices(
+                self._rest(partition, wanted._replace(so_far=pause.so_far)), drop=True
+            )
+            return rest
         except _Unflushed:
             again = wanted._replace(waits_for_flush=False)  # once: under load there is always a flush under way
             flushed = partition.once_readable(lambda: None, wanted.written)
             if isinstance(flushed, Pending):
                 return self._when(flushed, partition, again)
             return self._read(partition, again)
-        if found.fault is not Fault.NONE or found.first is not None or wanted.max_wait_ms <= 0:
+        if found.fault is not NO_FAULT or found.first is not None or wanted.max_wait_ms <= 0:
             return found
         return self._when_more(partition, wanted)
 
@@ -188,22 +211,25 @@ class RecordReads:
             if first is None:
                 return None
             if max_records == 1 or _weight(first, keys) >= max_bytes:
-                return RecordsRead(Fault.NONE, (first,), first.offset + 1, start, end)
+                # made without the keywords of a NamedTuple, which take longer than all the rest of this
+                return tuple.__new__(RecordsRead, (NO_FAULT, (first,), first.offset + 1, start, end, (), ""))
             records: list[Record] = []
             size = 0
             for record in batch.from_offset(offset):
                 size += _weight(record, keys)
                 if records and size > max_bytes:
-                    return RecordsRead(Fault.NONE, records, record.offset, start, end)
+                    return RecordsRead(NO_FAULT, records, record.offset, start, end)
                 records.append(record)
                 if size >= max_bytes or len(records) >= max_records:
-                    return RecordsRead(Fault.NONE, records, record.offset + 1, start, end)
+                    return RecordsRead(NO_FAULT, records, record.offset + 1, start, end)
         except BatchError as error:
             return self._failed(log, offset, end, Unreadable(segment, Verdict(str(error)), batch.header))
+        except Far:
+            return None
         return None
 
     def _look(self, partition: Partition, wanted: _Wanted) -> RecordsRead:
-        """The records that can be read now. Raises Cold, _Slow, Unchecked and _Unflushed."""
+        """The records that can be read now. Raises Cold, _Slow, Unchecked, Far, _Pause and _Unflushed."""
         offset, max_records, max_bytes, large, keys, _, written, _, _, span_bytes, so_far = wanted
         log = partition.log
         if log is None:
@@ -216,29 +242,38 @@ class RecordReads:
         at = offset
         if so_far is not _NOTHING:
             records, size, at = list(so_far.records), so_far.size, so_far.at
+        objects = 0
         batch: DecodedBatch | None = None
         try:
             for batch in self._batches(log, at, end if large else 0, span_bytes):
                 if batch.base_offset >= end:
                     at = end
                     break
+                objects += BATCH_OBJECTS
                 if not self._hidden(partition, batch):
                     for record in batch.from_offset(max(at, start)):
                         weight = _weight(record, keys)
                         if records and size + weight > max_bytes:
-                            return RecordsRead(Fault.NONE, records, record.offset, start, end)
+                            return RecordsRead(NO_FAULT, records, record.offset, start, end)
                         records.append(record)
                         size += weight
+                        objects += 1 + len(record.headers)
                         if size >= max_bytes or len(records) >= max_records:
-                            return RecordsRead(Fault.NONE, records, record.offset + 1, start, end)
+                            return RecordsRead(NO_FAULT, records, record.offset + 1, start, end)
+                        if objects >= OBJECTS_AT_ONCE:
+                            raise _Pause(_SoFar(records, size, record.offset + 1))
                 at = batch.last_offset + 1
+                if objects >= OBJECTS_AT_ONCE:
+                    raise _Pause(_SoFar(records, size, at))
             else:
                 at = end
             _check_flushed(partition, wanted)
         except _Slow as slow:
             slow.so_far = _SoFar(records, size, at)
-            raise
-        except Cold:
+            if objects_of(records) < READ_OBJECTS_MAX:
+                raise
+            at = records[-1].offset + 1
+        except (Cold, Far):
             if not records:
                 raise
             at = records[-1].offset + 1  # what is at hand is an answer; the next read fetches on
@@ -253,7 +288,7 @@ class RecordReads:
                 segment = log.segments[log.segment_at(at)]
                 return self._failed(log, at, end, _damage(segment, error, batch))
             at = records[-1].offset + 1  # the next read meets it again and says so
-        return RecordsRead(Fault.NONE, records, min(at, end), start, end)
+        return RecordsRead(NO_FAULT, records, min(at, end), start, end)
 
     def _look_at_larges(
         self, partition: Partition, log: PartitionLog, first: LargeBatch, offset: int, end: int, wanted: _Wanted
@@ -268,7 +303,7 @@ class RecordReads:
             return self._look(partition, wanted._replace(large=False))
         if up_to_end:
             _check_flushed(partition, wanted)
-        return RecordsRead(Fault.NONE, (), larges[-1].offset + 1, log.log_start_offset, end, larges)
+        return RecordsRead(NO_FAULT, (), larges[-1].offset + 1, log.log_start_offset, end, larges)
 
     def _failed(self, log: PartitionLog, offset: int, end: int, damage: Unreadable) -> RecordsRead:
         """The answer to a read whose first record cannot be served."""
@@ -301,13 +336,20 @@ class RecordReads:
     def _decoded(self, segment: Segment, position: int, large_below: int, span_bytes: int) -> Iterator[DecodedBatch]:
         """The batches that one read brings, at least one; they are in the cache then."""
         first = True
+        room = UNPACKED_ON_LOOP_BYTES_MAX
         for batch in self._span(segment, position, large_below, span_bytes):
             try:
-                decoded = DecodedBatch(batch)
+                decoded = DecodedBatch(batch, room) if batch.compression else DecodedBatch(batch)
+            except BatchTooLarge:
+                if first:
+                    raise _Slow(segment, position, Batch.of_header(batch.view)) from None
+                return
             except BatchError as error:
                 if first:
                     raise Unreadable(segment, Verdict(str(error)), batch, position) from None
                 return  # it is told to those who ask for it
+            if batch.compression:
+                room -= decoded.size
             self._cache.put(segment, decoded)
             first = False
             yield decoded
@@ -342,12 +384,53 @@ class RecordReads:
 
     # ------------------------------------------------------------------------------------------------ later
 
-    def _later(self, slow: Cold | _Slow | Unchecked, partition: Partition, wanted: _Wanted) -> Pending[RecordsRead]:
+    def _rest(self, partition: Partition, wanted: _Wanted) -> Work[RecordsRead]:
+        """The answer of a read that takes several slices."""
+        log = partition.log
+        so_far = wanted.so_far
+        objects = objects_of(so_far.records)
+        while log is not None and objects < READ_OBJECTS_MAX:
+            yield None
+            try:
+                found = self._look(partition, wanted)
+            except _Pause as pause:
+                objects += objects_of(pause.so_far.records[len(so_far.records) :])
+                so_far = pause.so_far
+                wanted = wanted._replace(so_far=so_far)
+            except _Unflushed:
+                wanted = wanted._replace(waits_for_flush=False)
+                flushed = partition.once_readable(lambda: None, wanted.written)
+                if isinstance(flushed, Pending):
+                    yield flushed
+            except (Cold, _Slow, Unchecked, Far) as slow:
+                answer: RecordsRead = yield self._later(slow, partition, wanted)
+                return answer
+            else:
+                if found.fault is NO_FAULT and found.first is None and wanted.max_wait_ms > 0:
+                    waits = self._when_more(partition, wanted._replace(offset=found.next_offset, so_far=_NOTHING))
+                    answer = (yield waits) if isinstance(waits, Pending) else waits
+                    return answer
+                return found
+        if log is None:
+            return RecordsRead(Fault.STORAGE_ERROR)
+        return RecordsRead(
+            NO_FAULT,
+            so_far.records,
+            so_far.at,
+            log.log_start_offset,
+            min(partition.last_stable_offset, wanted.written),
+        )
+
+    def _later(
+        self, slow: Cold | _Slow | Unchecked | Far, partition: Partition, wanted: _Wanted
+    ) -> Pending[RecordsRead]:
         answer: Pending[RecordsRead] = Pending()
         if isinstance(slow, Cold):
             self._warm(slow, answer, partition, wanted)
         elif isinstance(slow, _Slow):
             self._unpack(slow, answer, partition, wanted)
+        elif isinstance(slow, Far):
+            self._seek(slow, answer, partition, wanted)
         else:
             self._check(slow, answer, partition, wanted)
         return answer
@@ -365,18 +448,28 @@ class RecordReads:
             elif so_far.records:
                 start, end = log.log_start_offset, partition.last_stable_offset
                 next_offset = so_far.records[-1].offset + 1
-                answer.complete(RecordsRead(Fault.NONE, so_far.records, next_offset, start, end))
+                answer.complete(RecordsRead(NO_FAULT, so_far.records, next_offset, start, end))
             else:
-                verdict = Verdict(str(error) or repr(error), is_corrupt=isinstance(error, BatchError))
+                is_corrupt = isinstance(error, BatchError) and not isinstance(error, BatchTooLarge)
+                verdict = Verdict(str(error) or repr(error), is_corrupt=is_corrupt)
                 damage = Unreadable(segment, verdict, header, position)
                 answer.complete(self._failed(log, wanted.offset, partition.last_stable_offset, damage))
 
-        try:
-            unpack = partial(_unpacked, segment.reader(), position, header.size)
-        except OSError as error:
-            ended(error)
-        else:
-            self._on_thread((segment, position), unpack, partial(self._cache.put, segment), ended)
+        self._loading.unpack(segment, position, header.size, max(wanted.offset, so_far.at), ended)
+
+    def _seek(self, far: Far, answer: Pending[RecordsRead], partition: Partition, wanted: _Wanted) -> None:
+        """Go on when the marks of a batch are set."""
+        log = partition.log
+        assert log is not None, "a batch was found in it"
+
+        def ended(batch: DecodedBatch | None, error: BaseException | None) -> None:
+            if batch is None or error is None:
+                self._again(answer, partition, wanted)
+                return
+            damage = Unreadable(log.segments[log.segment_at(far.offset)], Verdict(str(error)), batch.header)
+            answer.complete(self._failed(log, far.offset, partition.last_stable_offset, damage))
+
+        self._loading.seek(log, far, ended)
 
     def _check(self, slow: Unchecked, answer: Pending[RecordsRead], partition: Partition, wanted: _Wanted) -> None:
         """Go on when a thread has checked the batches."""
@@ -390,7 +483,9 @@ class RecordReads:
                 answer.complete(RecordsRead(Fault.STORAGE_ERROR, (), wanted.offset))
 
         key = stretches[0].file, stretches[0].position, len(stretches)
-        self._on_thread(key, partial(examine, self._disk, stretches), partial(self._checks.note, stretches), ended)
+        self._loading.on_thread(
+            key, partial(examine, self._disk, stretches), partial(self._checks.note, stretches), ended
+        )
 
     def _warm(self, cold: Cold, answer: Pending[RecordsRead], partition: Partition, wanted: _Wanted) -> None:
         """Look again when a thread has read the bytes. The look meets an error of that read."""
@@ -404,31 +499,6 @@ class RecordReads:
         damage = Unreadable(segment, Verdict("the log does not stay in memory", is_corrupt=False))
         answer.complete(self._failed(log, wanted.offset, partition.last_stable_offset, damage))
 
-    def _on_thread(
-        self,
-        key: Hashable,
-        work: Callable[[], T],
-        keep: Callable[[T], None],
-        ended: Callable[[BaseException | None], None],
-    ) -> None:
-        """Do `work` on a reader thread, once however many reads need it, and `keep` its result on the loop."""
-        waiting = self._under_way.get(key)
-        if waiting is not None:
-            waiting.append(ended)
-            return
-        waiting = self._under_way[key] = [ended]
-
-        def came(done: Future[T]) -> None:
-            del self._under_way[key]
-            error = done.exception()
-            if error is None:
-                keep(done.result())
-            for callback in waiting:
-                callback(error)
-
-        working = self._readers.submit(work)
-        working.add_done_callback(lambda done: self._loop.call_soon_threadsafe(came, done))
-
     def _when_more(self, partition: Partition, wanted: _Wanted) -> RecordsRead | Pending[RecordsRead]:
         """Wait as a fetch does, then look again, once."""
         topic, index = partition.id
@@ -441,6 +511,11 @@ class RecordReads:
 def _weight(record: Record, keys: bool) -> int:
     size = 0 if record.value is None else len(record.value)
     return size + len(record.key) if keys and record.key is not None else size
+
+
+def objects_of(records: Sequence[Record]) -> int:
+    """Records and their headers."""
+    return sum(1 + len(record.headers) for record in records)
 
 
 def _check_flushed(partition: Partition, wanted: _Wanted) -> None:
@@ -458,9 +533,3 @@ def _damage(
         assert batch is not None, "the records of a batch are decoded"
         return Unreadable(segment, Verdict(str(error)), batch.header)
     return Unreadable(segment, Verdict(str(error), is_corrupt=False))
-
-
-def _unpacked(read: Callable[[int, int], bytes], position: int, size: int) -> DecodedBatch:
-    decoded = DecodedBatch(Batch(memoryview(read(position, size))))
-    decoded.find_starts()
-    return decoded

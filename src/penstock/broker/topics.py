@@ -2,27 +2,36 @@
 
 The order is what makes it crash-safe. Creating: folders, then the catalogue, then visible. Deleting: out of the catalogue,
 out of sight, then the folders go to the trash. A crash in between leaves a folder that the catalogue does not name (it is
-replaced when the name comes back) and never a topic without its folders.
+replaced when the name comes back) and never a topic without its folders. Without any room for a new catalogue, a topic is
+deleted by a rename (`_mark_deleted`).
+
+One request may be about thousands of topics, so every loop on the event loop pauses (`Pauses`); the lock keeps other changes
+out meanwhile, and what others see changes in one step.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.broker import catalogue, internal_topics
 from penstock.broker.catalogue import TopicEntry
 from penstock.broker.engine import NewTopic, TopicResult
+from penstock.broker.pauses import Pauses
 from penstock.model import limits, topic_config
-from penstock.model.errors import BrokerError, Fault
+from penstock.model.errors import BrokerError, Fault, StartError
 from penstock.model.ids import TopicName, TopicPartition, is_internal, new_topic_id, topic_name
 from penstock.model.topic_config import TopicConfig
 from penstock.storage.data_directory import DataDirectory
+from penstock.storage.files import public_reason
 from penstock.storage.log import PartitionLog
+from penstock.storage.room import FULL, Room
 
 if TYPE_CHECKING:
     from penstock.broker.embedded import EngineSettings
@@ -53,20 +62,38 @@ class Topics:
         saved = directory.read_state(catalogue.FILE_NAME)
         if saved is None:
             directory.refuse_lost_catalogue(catalogue.FILE_NAME)
-        self._entries = internal_topics.repair_configs(catalogue.decode(saved))
+        self._entries = self._without_deleted(internal_topics.repair_configs(catalogue.decode(saved)))
+        self._saved = catalogue.encode(self._entries)
+        """The catalogue as it is on disk, or as it is owed (`Disk.owe`)."""
         self._names_by_id = {entry.id.bytes: entry.name for entry in self._entries.values()}
+        self._sorted_names: list[str] = sorted(self._entries)
+        self.partition_count = sum(entry.partitions for entry in self._entries.values())
         self._configs: dict[str, TopicConfig] = {}
         self._lock = asyncio.Lock()
         self.version = 0
-        self.on_change: Callable[[], None] | None = None
+        self.on_change: Callable[[Iterable[TopicEntry], Collection[str]], Awaitable[None]] | None = None
+        """Told of the entries that are new or changed, and of the names that are gone."""
+
+    def _without_deleted(self, entries: dict[TopicName, TopicEntry]) -> dict[TopicName, TopicEntry]:
+        """At start: complete deletions that found no room for a new catalogue (`_mark_deleted`)."""
+        deleted = self._directory.marked_deleted()
+        if not deleted:
+            return entries
+        left = {name: entry for name, entry in entries.items() if entry.id not in deleted}
+        self._throw_away([folder for entry in entries.values() if entry.id in deleted for folder in _folders(entry)])
+        if len(left) < len(entries):
+            self._directory.write_or_owe_state(catalogue.FILE_NAME, catalogue.encode(left))
+        self._empty_deleted()
+        return left
 
     # ------------------------------------------------------------------------------------------------ asking
 
     def get(self, name: str) -> TopicEntry | None:
         return self._entries.get(TopicName(name))
 
-    def names(self) -> Iterable[str]:
-        return self._entries.keys()
+    def names(self) -> Sequence[str]:
+        """Sorted; a list that does not change any more."""
+        return self._sorted_names
 
     def entries(self) -> list[TopicEntry]:
         return list(self._entries.values())
@@ -81,19 +108,9 @@ class Topics:
             config = self._configs[name] = topic_config.parse(entry.configs, self._defaults)
         return config
 
-    def matching(self, pattern: str) -> frozenset[str]:
-        """The topics whose whole name fits a client's RE2 pattern; raises BrokerError when it is none."""
-        import re2
-
-        try:
-            fits = re2.compile(pattern).fullmatch
-        except re2.error as error:
-            raise BrokerError(Fault.INVALID_REGULAR_EXPRESSION, f"{pattern!r}: {error}") from None
-        return frozenset(name for name in self._entries if not is_internal(name) and fits(name))
-
-    @property
-    def partition_count(self) -> int:
-        return sum(entry.partitions for entry in self._entries.values())
+    def existing(self) -> Collection[str]:
+        """The names of all topics, in no order, as they are at any time."""
+        return self._entries.keys()
 
     # ------------------------------------------------------------------------------------------------ changing
 
@@ -109,13 +126,16 @@ class Topics:
 
     async def _create(self, topics: Sequence[NewTopic], *, validate_only: bool, by_client: bool) -> list[TopicResult]:
         async with self._lock:
-            asked = [topic.name for topic in topics]
+            pauses = Pauses()
+            asked = Counter([topic.name for topic in topics])
             planned: dict[TopicName, TopicEntry] = {}
             results: list[TopicResult] = []
             room = limits.PARTITIONS_MAX - self.partition_count
             for topic in topics:
+                if pauses.due:
+                    await pauses.pause()
                 try:
-                    if asked.count(topic.name) > 1:
+                    if asked[topic.name] > 1:
                         raise BrokerError(Fault.INVALID_REQUEST, f"topic {topic.name!r} is named twice")
                     if by_client and is_internal(topic.name):
                         raise internal_topics.refusal(topic.name)
@@ -131,13 +151,22 @@ class Topics:
             if validate_only or not planned:
                 return results
             try:
-                logs = await self._off_loop(lambda: self._make_logs(planned.values(), 0))
+                endures = Room.AMPLE if by_client else Room.TIGHT
+                logs = await self._off_loop(lambda: self._make_logs(planned.values(), 0, endures))
                 await self._save({**self._entries, **planned})
             except OSError as error:
-                return _failed(results, planned, error)
-            for partition_id, log in logs:
-                self._publish(partition_id, log)
+                await self._off_loop(lambda: self._unmake(planned.values()))
+                return self._failed(results, planned, error)
+            await self._publish_all(logs)
+            await self._show(planned.values(), {})
             return results
+
+    async def _publish_all(self, logs: Iterable[tuple[TopicPartition, PartitionLog]]) -> None:
+        pauses = Pauses()
+        for partition_id, log in logs:
+            self._publish(partition_id, log)
+            if pauses.due:
+                await pauses.pause()
 
     def _planned(self, topic: NewTopic, room: int) -> TopicEntry:
         name = topic_name(topic.name)
@@ -162,7 +191,9 @@ class Topics:
     def _check_configs(self, configs: Mapping[str, str]) -> TopicConfig:
         return topic_config.parse(configs, self._defaults)
 
-    def _make_logs(self, entries: Iterable[TopicEntry], first: int) -> list[tuple[TopicPartition, PartitionLog]]:
+    def _make_logs(
+        self, entries: Iterable[TopicEntry], first: int, endures: Room = Room.AMPLE
+    ) -> list[tuple[TopicPartition, PartitionLog]]:
         """Folders and files of new partitions, safe on disk. Runs off the loop."""
         wanted = []
         for entry in entries:
@@ -171,7 +202,7 @@ class Topics:
 
         def make(one: tuple[TopicPartition, uuid.UUID, TopicConfig]) -> tuple[TopicPartition, PartitionLog]:
             partition_id, topic_id, config = one
-            return partition_id, self._directory.create_log(str(partition_id), topic_id, config)
+            return partition_id, self._directory.create_log(str(partition_id), topic_id, config, endures)
 
         # File systems sync many small files together when many wait for it.
         with ThreadPoolExecutor(MAKERS, thread_name_prefix="penstock-make") as makers:
@@ -179,11 +210,28 @@ class Topics:
         self._directory.sync()
         return logs
 
+    def _unmake(self, entries: Iterable[TopicEntry]) -> None:
+        """Remove what was made of partitions that could not be saved: where there is no room, it takes some. If the
+        catalogue could not be restored either, it may name them, and they keep their folders. Runs off the loop."""
+        if not self._is_as_saved():
+            return
+        names = []
+        for entry in entries:
+            first = self._entries[entry.name].partitions if entry.name in self._entries else 0
+            names += [str(TopicPartition(entry.name, at)) for at in range(first, entry.partitions)]
+        try:
+            self._directory.discard(names)
+        except OSError as error:
+            logger.error("folders of topics that could not be created cannot be removed: %s", error)
+
     async def delete(self, names: Sequence[str]) -> list[TopicResult]:
         async with self._lock:
+            pauses = Pauses()
             results = []
             gone: dict[TopicName, TopicEntry] = {}
             for name in names:
+                if pauses.due:
+                    await pauses.pause()
                 entry = self._entries.get(TopicName(name))
                 if is_internal(name):
                     results.append(_refused(name))
@@ -199,15 +247,55 @@ class Topics:
             try:
                 await self._save({name: entry for name, entry in self._entries.items() if name not in gone})
             except OSError as error:
-                return _failed(results, gone, error)
+                marked = await self._mark_deleted(gone, error)
+                results = self._failed(results, gone.keys() - marked.keys(), error)
+                gone = marked
+            if not gone:
+                return results
+            await self._show((), gone)
             folders = []
             for entry in gone.values():
                 for at in range(entry.partitions):
                     partition_id = TopicPartition(entry.name, at)
                     self._withdraw(partition_id)
                     folders.append(str(partition_id))
+                    if pauses.due:
+                        await pauses.pause()
             await self._off_loop(lambda: self._throw_away(folders))
+            await self._off_loop(self._empty_deleted)
             return results
+
+    async def _mark_deleted(self, gone: dict[TopicName, TopicEntry], error: OSError) -> dict[TopicName, TopicEntry]:
+        """Delete topics though the catalogue cannot be saved: those of `gone` that could be.
+
+        Where the disk has no room for a new catalogue, one folder of each topic is renamed to a mark that the next start
+        looks for. The rename is the moment of the deletion: a crash before it leaves the topic, and a crash after it leaves
+        a catalogue with a topic that the next start removes. The catalogue is owed, and is written with the room that
+        the topics give.
+        """
+        if error.errno not in FULL or not self._directory.disk.may_owe:
+            return {}
+        marked = {}
+        for name, entry in gone.items():
+            mark = functools.partial(self._directory.mark_deleted, entry.id, _folders(entry))
+            try:
+                if await self._off_loop(mark):
+                    marked[name] = entry
+            except OSError as failed:
+                logger.error("topic %s could not be deleted: %s", name, failed)
+        if marked:
+            left = await self._encoded({name: entry for name, entry in self._entries.items() if name not in marked})
+            await self._off_loop(lambda: self._directory.owe_state(catalogue.FILE_NAME, left))
+            self._saved = left
+        return marked
+
+    def _empty_deleted(self) -> None:
+        try:
+            self._directory.empty_deleted()
+        except OSError as error:
+            logger.error("the catalogue without deleted topics cannot be saved yet, will be retried: %s", error)
+        if self._directory.reserve is not None:
+            self._directory.reserve.restore()
 
     def _throw_away(self, folders: list[str]) -> None:
         """The topics are gone with their entries in the catalogue; folders that stay are a nuisance, not a fault."""
@@ -224,9 +312,13 @@ class Topics:
 
     async def add_partitions(self, topics: Sequence[tuple[str, int]], *, validate_only: bool) -> list[TopicResult]:
         async with self._lock:
+            pauses = Pauses()
             results = []
             grown: dict[TopicName, TopicEntry] = {}
+            room = limits.PARTITIONS_MAX - self.partition_count
             for name, count in topics:
+                if pauses.due:
+                    await pauses.pause()
                 entry = self._entries.get(TopicName(name))
                 if is_internal(name):
                     results.append(_refused(name))
@@ -238,7 +330,11 @@ class Topics:
                 elif count > limits.PARTITIONS_PER_TOPIC_MAX:
                     text = f"a topic has at most {limits.PARTITIONS_PER_TOPIC_MAX} partitions"
                     results.append(TopicResult(name, Fault.INVALID_PARTITIONS, text))
+                elif count - entry.partitions > room:
+                    text = f"the broker has room for {room} more partitions"
+                    results.append(TopicResult(name, Fault.INVALID_PARTITIONS, text))
                 else:
+                    room -= count - entry.partitions
                     grown[entry.name] = entry.with_partitions(count)
                     results.append(TopicResult(name, Fault.NONE, None, entry.id, count))
             if validate_only or not grown:
@@ -253,18 +349,22 @@ class Topics:
                 )
                 await self._save({**self._entries, **grown})
             except OSError as error:
-                return _failed(results, grown, error)
-            for partition_id, log in logs:
-                self._publish(partition_id, log)
+                await self._off_loop(lambda: self._unmake(grown.values()))
+                return self._failed(results, grown, error)
+            await self._publish_all(logs)
+            await self._show(grown.values(), {})
             return results
 
     async def alter_configs(
         self, changes: Mapping[str, Mapping[str, str | None]], *, validate_only: bool
     ) -> list[TopicResult]:
         async with self._lock:
+            pauses = Pauses()
             results = []
             changed: dict[TopicName, TopicEntry] = {}
             for name, values in changes.items():
+                if pauses.due:
+                    await pauses.pause()
                 entry = self._entries.get(TopicName(name))
                 if is_internal(name):
                     results.append(_refused(name))
@@ -290,51 +390,109 @@ class Topics:
             try:
                 await self._save({**self._entries, **changed})
             except OSError as error:
-                return _failed(results, changed, error)
+                return self._failed(results, changed, error)
+            await self._show(changed.values(), {})
             for entry in changed.values():
-                self._configs.pop(entry.name, None)
                 for at in range(entry.partitions):
                     self._reconfigure(TopicPartition(entry.name, at))
+                    if pauses.due:
+                        await pauses.pause()
             return results
 
     async def _save(self, entries: dict[TopicName, TopicEntry]) -> None:
-        payload, before = catalogue.encode(entries), catalogue.encode(self._entries)
-        await self._off_loop(lambda: self._write(payload, before))
-        self._entries = entries
-        self._names_by_id = {entry.id.bytes: entry.name for entry in entries.values()}
-        self._configs = {name: config for name, config in self._configs.items() if name in entries}
+        """Make the catalogue safe on disk as it will be."""
+        payload = await self._encoded(entries)
+        await self._off_loop(lambda: self._write(payload))
+
+    @staticmethod
+    async def _encoded(entries: Mapping[TopicName, TopicEntry]) -> bytes:
+        pauses = Pauses()
+        parts = []
+        for part in catalogue.encode_in_parts(entries):
+            parts.append(part)
+            if pauses.due:
+                await pauses.pause()
+        return b"".join(parts)
+
+    async def _show(self, changed: Collection[TopicEntry], gone: Mapping[TopicName, TopicEntry]) -> None:
+        """Let others see what was saved: all of it at once."""
+        pauses = Pauses()
+        entries = dict(self._entries)
+        partition_count = self.partition_count
+        for entry in changed:
+            before = entries.get(entry.name)
+            partition_count += entry.partitions - (0 if before is None else before.partitions)
+            entries[entry.name] = entry
+            if pauses.due:
+                await pauses.pause()
+        names = self._sorted_names
+        if gone:
+            for entry in gone.values():
+                del entries[entry.name]
+                partition_count -= entry.partitions
+            names = [name for name in names if name not in gone]
+        elif len(entries) > len(names):
+            names = sorted([*names, *(entry.name for entry in changed if entry.name not in self._entries)])
+        self._entries, self._sorted_names, self.partition_count = entries, names, partition_count
+        for entry in changed:
+            self._names_by_id[entry.id.bytes] = entry.name
+            self._configs.pop(entry.name, None)
+        for entry in gone.values():
+            self._names_by_id.pop(entry.id.bytes, None)
+            self._configs.pop(entry.name, None)
         self.version += 1
         if self.on_change is not None:
-            self.on_change()
+            await self.on_change(changed, gone)
 
-    def _write(self, payload: bytes, before: bytes) -> None:
-        """Write the catalogue; after an error the file is as it was."""
+    def _write(self, payload: bytes) -> None:
+        """Write the catalogue; after an error the file is as it was. Runs off the loop."""
         try:
             self._directory.write_state(catalogue.FILE_NAME, payload)
         except OSError:
             # The error may have come after the file was replaced. Then the next start would find a change that was
             # refused: a topic gone to which records were written since.
+            if self._is_as_saved():
+                raise
             try:
-                self._directory.write_state(catalogue.FILE_NAME, before)
+                self._directory.write_or_owe_state(catalogue.FILE_NAME, self._saved)
             except OSError as error:
                 logger.error("the catalogue may hold a change that was refused, until the next one is saved: %s", error)
             raise
+        self._saved = payload
+
+    def _is_as_saved(self) -> bool:
+        """Whether the next start would find the catalogue that was saved last. Runs off the loop."""
+        try:
+            found = self._directory.read_state(catalogue.FILE_NAME)
+        except StartError:
+            return False
+        return found is None or found == self._saved
+
+    def _failed(self, results: list[TopicResult], touched: Iterable[str], error: OSError) -> list[TopicResult]:
+        names = set(touched)
+        if not names:
+            return results
+        some = ", ".join(sorted(names)[:10])
+        if error.errno in FULL:  # clients try again and again
+            self._directory.disk.refusals.note(f"the catalogue ({some})", str(error))
+        else:
+            logger.error("change of %s could not be saved: %s", some, error)
+        return [
+            TopicResult(result.name, Fault.STORAGE_ERROR, f"the change could not be saved: {public_reason(error)}")
+            if result.name in names
+            else result
+            for result in results
+        ]
 
     @staticmethod
     def _off_loop(work: Callable[[], _T]) -> Awaitable[_T]:
         return asyncio.get_running_loop().run_in_executor(None, work)
 
 
+def _folders(entry: TopicEntry) -> Iterator[str]:
+    return (str(TopicPartition(entry.name, at)) for at in range(entry.partitions))
+
+
 def _refused(name: str) -> TopicResult:
     refusal = internal_topics.refusal(name)
     return TopicResult(name, refusal.fault, refusal.text)
-
-
-def _failed(results: list[TopicResult], touched: Iterable[str], error: OSError) -> list[TopicResult]:
-    names = set(touched)
-    return [
-        TopicResult(result.name, Fault.STORAGE_ERROR, f"the change could not be saved: {error}")
-        if result.name in names
-        else result
-        for result in results
-    ]

@@ -9,33 +9,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import Any
 
 from penstock.broker.coordinators import Shard, Shards
 from penstock.broker.groups import OFFSETS_TOPIC, Groups
 from penstock.broker.partition import Partition
+from penstock.broker.pauses import SharedPauses, result_of
 from penstock.coordination.transaction_commands import (
     Command,
+    DescribeTransaction,
+    ListTransactions,
     MarkersWritten,
     Outcome,
+    TransactionList,
     TransactionSettings,
+    VerifyPartitions,
     WriteMarkers,
 )
 from penstock.coordination.transaction_records import decode, encode
+from penstock.coordination.transaction_states import TITLES, TransactionState
 from penstock.coordination.transactions import TransactionCoordinator
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import TopicName, TopicPartition
-from penstock.model.pending import Pending, gather, when
+from penstock.model.pending import Pending
+from penstock.model.slices import Work
 from penstock.records.batch import Batch
 from penstock.records.control import Marker, MarkerKind
 from penstock.records.record import read_records
+from penstock.records.walk import unpacked_bytes_max
 
 logger = logging.getLogger(__name__)
 
 TRANSACTIONS_TOPIC = TopicName("__transaction_state")
 MARKER_RETRY_S = 0.5
+LISTED_AT_ONCE = 500
+"""Transactions that one command lists: about a millisecond."""
+STORES_NOTHING = (DescribeTransaction, ListTransactions, VerifyPartitions)
+"""Commands that are carried out though there is no room to store anything."""
 
 FindPartition = Callable[[str, int], Partition | None]
 
@@ -47,6 +59,22 @@ class MarkerWriter:
         self._find = find
         self._groups = groups
         self._now_ms = now_ms
+        self.pauses = SharedPauses()
+
+    def write_for_client(self, markers: WriteMarkers, partition_id: TopicPartition) -> Fault | Pending[Fault]:
+        """One marker of an administrator, for a producer that wrote to the partition.
+
+        The coordinators are in this broker, so no client speaks for one. The epoch of a producer is not raised: that
+        would fence the producer, and its coordinator, for good."""
+        partition = self._find(partition_id.topic, partition_id.partition)
+        if partition is None:
+            return Fault.UNKNOWN_TOPIC_OR_PARTITION
+        epoch = partition.producers.epoch_of(markers.identity.producer_id)
+        if epoch is None:
+            return Fault.UNKNOWN_PRODUCER_ID
+        if markers.identity.producer_epoch > epoch:
+            return Fault.INVALID_PRODUCER_EPOCH
+        return self.write(markers, partition_id)
 
     def write(self, markers: WriteMarkers, partition_id: TopicPartition) -> Pending[Fault]:
         """One marker; what became of it once it is flushed."""
@@ -85,13 +113,14 @@ class TransactionShard(Shard[TransactionCoordinator]):
         super().__init__(partition, now_ms, readers, make_machine)
         self._markers = markers
 
-    def take(self, machine: TransactionCoordinator, batch: Batch) -> None:
+    def take(self, machine: TransactionCoordinator, batch: Batch) -> Iterator[None]:
         if batch.is_control:
             return  # a marker that a tool wrote here ends nothing
-        for entry in read_records(batch):
+        for entry in read_records(batch, unpacked_bytes_max(batch.size)):
             record = decode(entry.key or b"", entry.value)
             if record is not None:
                 machine.replay(record)
+            yield
 
     def serve(self, machine: TransactionCoordinator) -> None:
         for markers in machine.loaded(self.now_ms()):
@@ -101,6 +130,8 @@ class TransactionShard(Shard[TransactionCoordinator]):
         machine = self.machine
         if machine is None:
             return self.fault
+        if self.log.problem is not None and not isinstance(command, STORES_NOTHING):
+            return Fault.COORDINATOR_NOT_AVAILABLE
         return self._carry_out(machine, machine.handle(command, self.now_ms()))
 
     def tick(self, machine: TransactionCoordinator) -> None:
@@ -133,18 +164,24 @@ class TransactionShard(Shard[TransactionCoordinator]):
     async def _finish(self, machine: TransactionCoordinator, markers: WriteMarkers) -> None:
         """Write the markers until each is flushed or its partition is gone, then tell the machine."""
         left = sorted(markers.partitions)
-        while left and self.machine is machine:
-            waits = [(partition_id, self._markers.write(markers, partition_id)) for partition_id in left]
+        pauses = self._markers.pauses
+        while self.machine is machine:
+            waits = []
+            for partition_id in left:
+                waits.append((partition_id, self._markers.write(markers, partition_id)))
+                if pauses.due:
+                    await pauses.pause()
             left = []
             for partition_id, wait in waits:
-                fault = await _result(wait)
+                fault = await result_of(wait)
                 if fault is Fault.STORAGE_ERROR:
                     left.append(partition_id)
                 elif fault not in (Fault.NONE, Fault.UNKNOWN_TOPIC_OR_PARTITION):
                     # fenced: a newer decision about this producer is in that log already
                     logger.warning("marker of %r for %s: %s", markers.transactional_id, partition_id, fault.value)
-            if left:
-                await asyncio.sleep(MARKER_RETRY_S)
+            if not left and self.log.problem is None:
+                break
+            await asyncio.sleep(MARKER_RETRY_S)
         if self.machine is machine:
             command = MarkersWritten(markers.transactional_id, markers.identity)
             self._carry_out(machine, machine.handle(command, self.now_ms()))
@@ -173,31 +210,29 @@ class Transactions(Shards[TransactionShard]):
             lambda partition: TransactionShard(partition, now_ms, readers, make_machine, self._markers), make_topic
         )
 
-    def write_markers(self, markers: Sequence[WriteMarkers]) -> Pending[list[dict[TopicPartition, Fault]]]:
-        """WriteTxnMarkers from an admin tool: a fault for each partition of each."""
-        places = [(at, place) for at, marker in enumerate(markers) for place in sorted(marker.partitions)]
-        parts: list[Fault | Pending[Fault]] = [self._markers.write(markers[at], place) for at, place in places]
+    def write_markers_in_slices(self, markers: WriteMarkers) -> Work[dict[TopicPartition, Fault | Pending[Fault]]]:
+        """WriteTxnMarkers from an admin tool: what becomes of the marker of each partition."""
+        written: dict[TopicPartition, Fault | Pending[Fault]] = {}
+        for place in sorted(markers.partitions):
+            written[place] = self._markers.write_for_client(markers, place)
+            yield None
+        return written
 
-        def sort_out(faults: list[Fault]) -> list[dict[TopicPartition, Fault]]:
-            results: list[dict[TopicPartition, Fault]] = [{} for _ in markers]
-            for (at, place), fault in zip(places, faults, strict=True):
-                results[at][place] = fault
-            return results
-
-        sorted_out = when(gather(parts), sort_out)
-        if isinstance(sorted_out, Pending):
-            return sorted_out
-        done: Pending[list[dict[TopicPartition, Fault]]] = Pending()
-        done.complete(sorted_out)
-        return done
-
-
-async def _result(pending: Pending[Fault]) -> Fault:
-    future: asyncio.Future[Fault] = asyncio.get_running_loop().create_future()
-
-    def done(fault: Fault) -> None:
-        if not future.done():
-            future.set_result(fault)
-
-    pending.then(done)
-    return await future
+    def list_in_slices(self, command: ListTransactions) -> Work[TransactionList | Fault]:
+        """All transactions that fit, some hundred at a time."""
+        unknown = command.unknown_statuses
+        known = command.statuses & TITLES
+        found: list[tuple[str, TransactionState]] = []
+        for shard in tuple(self.shards.values()):
+            if shard.machine is None:
+                return shard.fault
+            names = tuple(shard.machine.states) if known or not command.statuses else ()
+            for first in range(0, max(1, len(names)), LISTED_AT_ONCE):
+                some = names[first : first + LISTED_AT_ONCE]
+                asked = shard.ask(command._replace(statuses=known, names=some))
+                listed = (yield asked) if isinstance(asked, Pending) else asked
+                if isinstance(listed, Fault):
+                    return listed
+                found += listed.transactions
+                yield None
+        return TransactionList(unknown, tuple(found))

@@ -12,7 +12,9 @@ sorts.
 
 from __future__ import annotations
 
+import heapq
 import uuid
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar
@@ -51,18 +53,43 @@ def _give(share: dict[Topic, set[int]], topic: Topic, partition: int) -> None:
         partitions.add(partition)
 
 
+def _readers(
+    members: Mapping[str, Subscriber[Topic]], topics: Mapping[Topic, int], order: list[str]
+) -> dict[Topic, list[int]]:
+    """For each topic the places in `order` of the members that subscribe to it.
+
+    Members with equal subscriptions are looked at once, and topics with the same readers share a list: the cost is the
+    size of the different subscriptions, not members times topics.
+    """
+    alike: dict[frozenset[Topic], list[int]] = {}
+    for place, member in enumerate(order):
+        alike.setdefault(members[member].topics, []).append(place)
+    classes_of: dict[Topic, list[int]] = {topic: [] for topic in topics}
+    for number, subscribed in enumerate(alike):
+        for topic in subscribed & topics.keys():
+            classes_of[topic].append(number)
+    classes = list(alike.values())
+    joined: dict[tuple[int, ...], list[int]] = {}
+    readers = {}
+    for topic, numbers in classes_of.items():
+        key = tuple(numbers)
+        if key not in joined:
+            joined[key] = sorted(place for number in numbers for place in classes[number])
+        readers[topic] = joined[key]
+    return readers
+
+
 def assign_range(members: Mapping[str, Subscriber[Topic]], topics: Mapping[Topic, int]) -> dict[str, Held[Topic]]:
     shares: dict[str, dict[Topic, set[int]]] = {member: {} for member in members}
     order = _order(members)
-    for topic, partitions in topics.items():
-        readers = [member for member in order if topic in members[member].topics]
+    for topic, readers in _readers(members, topics, order).items():
         if not readers:
             continue
-        each, more = divmod(partitions, len(readers))
+        each, more = divmod(topics[topic], len(readers))
         start = 0
-        for place, member in enumerate(readers):
-            end = start + each + (place < more)
-            shares[member][topic] = set(range(start, end))
+        for number, place in enumerate(readers if each else readers[:more]):
+            end = start + each + (number < more)
+            shares[order[place]][topic] = set(range(start, end))
             start = end
     return _result(members, shares)
 
@@ -70,15 +97,18 @@ def assign_range(members: Mapping[str, Subscriber[Topic]], topics: Mapping[Topic
 def assign_round_robin(members: Mapping[str, Subscriber[Topic]], topics: Mapping[Topic, int]) -> dict[str, Held[Topic]]:
     shares: dict[str, dict[Topic, set[int]]] = {member: {} for member in members}
     order = _order(members)
-    place = 0
+    readers = _readers(members, topics, order)
+    after = 0
     for topic in sorted(topics):
-        if not any(topic in members[member].topics for member in order):
+        places = readers[topic]
+        if not places:
             continue
+        number = bisect_left(places, after)
         for partition in range(topics[topic]):
-            while topic not in members[order[place % len(order)]].topics:
-                place += 1
-            _give(shares[order[place % len(order)]], topic, partition)
-            place += 1
+            place = places[number % len(places)]
+            _give(shares[order[place]], topic, partition)
+            number += 1
+            after = place + 1
     return _result(members, shares)
 
 
@@ -114,14 +144,29 @@ def _uniform_alike(members: Mapping[str, Subscriber[Topic]], topics: Mapping[Top
 
 
 def _shed(share: dict[Topic, set[int]], count: int) -> list[tuple[Topic, int]]:
-    """Take `count` partitions out of a share, always from its largest topic."""
-    shed = []
+    """Take `count` partitions out of a share, the last ones first, always from its largest topic."""
+    largest = [(-len(partitions), _Reversed(topic), sorted(partitions)) for topic, partitions in share.items()]
+    heapq.heapify(largest)
+    shed: list[tuple[Topic, int]] = []
     for _ in range(count):
-        topic = max(share, key=lambda topic: (len(share[topic]), topic))
-        partition = max(share[topic])
-        share[topic].discard(partition)
-        shed.append((topic, partition))
+        size, at, partitions = largest[0]
+        partition = partitions.pop()
+        share[at.topic].discard(partition)
+        shed.append((at.topic, partition))
+        heapq.heapreplace(largest, (size + 1, at, partitions))
     return shed
+
+
+class _Reversed(Generic[Topic]):
+    """Sorts the other way round: among topics of one size the last comes first."""
+
+    __slots__ = ("topic",)
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic: Topic = topic
+
+    def __lt__(self, other: _Reversed[Topic]) -> bool:
+        return bool(other.topic < self.topic)
 
 
 def _kept(
@@ -139,11 +184,13 @@ def _kept(
             if keeps:
                 shares[member][topic] = keeps
                 taken[topic] |= keeps
+    wanted = frozenset().union(*{member.topics for member in members.values()})
     free = [
         (topic, partition)
         for topic in topics
+        if topic in wanted
         for partition in range(topics[topic])
-        if partition not in taken[topic] and any(topic in member.topics for member in members.values())
+        if partition not in taken[topic]
     ]
     return shares, free
 
@@ -152,49 +199,135 @@ def _uniform_mixed(members: Mapping[str, Subscriber[Topic]], topics: Mapping[Top
     """Subscriptions differ: give what is free to the poorest reader, then move from rich to poor while it helps."""
     shares, free = _kept(members, topics)
     order = _order(members)
-    readers = {topic: [member for member in order if topic in members[member].topics] for topic in topics}
-    sizes = {member: sum(map(len, shares[member].values())) for member in order}
-    for topic, partition in sorted(free, key=lambda place: (len(readers[place[0]]), place)):
-        poorest = min(readers[topic], key=lambda member: sizes[member])
-        _give(shares[poorest], topic, partition)
-        sizes[poorest] += 1
-    while path := _path_to_poorer(order, readers, shares, sizes):
-        for giver, topic, taker in path:
-            partition = max(shares[giver][topic])
-            shares[giver][topic].discard(partition)
-            _give(shares[taker], topic, partition)
-        sizes[path[0][0]] -= 1
-        sizes[path[-1][2]] += 1
+    readers = _readers(members, topics, order)
+    sizes = [sum(map(len, shares[member].values())) for member in order]
+    free.sort(key=lambda place: (len(readers[place[0]]), place))
+    poorest: dict[int, list[tuple[int, int]]] = {}
+    """For each list of readers, by its id, a heap of their sizes; a size that has grown since is put right on top."""
+    for topic, partition in free:
+        heap = poorest.get(id(readers[topic]))
+        if heap is None:
+            heap = poorest[id(readers[topic])] = [(sizes[reader], reader) for reader in readers[topic]]
+            heapq.heapify(heap)
+        while heap[0][0] != sizes[heap[0][1]]:
+            heapq.heapreplace(heap, (sizes[heap[0][1]], heap[0][1]))
+        size, reader = heap[0]
+        _give(shares[order[reader]], topic, partition)
+        sizes[reader] = size + 1
+        heapq.heapreplace(heap, (size + 1, reader))
+    _Balance([shares[member] for member in order], readers, sizes).level()
     return _result(members, shares)
 
 
-def _path_to_poorer(
-    order: list[str],
-    readers: Mapping[Topic, list[str]],
-    shares: Mapping[str, dict[Topic, set[int]]],
-    sizes: Mapping[str, int],
-) -> list[tuple[str, Topic, str]]:
-    """The shortest chain of hand-overs from a member to one with at least two partitions less; empty when there is none.
+class _Balance(Generic[Topic]):
+    """Moves partitions from members to poorer ones, as long as there is a difference of two partitions.
 
-    Each chain lowers the sum of the squares of the sizes, so they come to an end.
+    Members are numbers here: their places in the order, which also decides between equals.
     """
-    for richest in sorted(order, key=lambda member: -sizes[member]):
-        came_from: dict[str, tuple[str, Topic]] = {}
-        waiting = deque([richest])
+
+    def __init__(
+        self, shares: list[dict[Topic, set[int]]], readers: Mapping[Topic, list[int]], sizes: list[int]
+    ) -> None:
+        self._shares: list[dict[Topic, set[int]]] = shares
+        self._readers: Mapping[Topic, list[int]] = readers
+        self._sizes = sizes
+        self._last: dict[tuple[int, Topic], list[int]] = {}
+        """Heaps of the partitions, negated, that a member may have of a topic: the share itself tells which it has."""
+        self._direct: dict[int, list[Topic]] = {}
+        """Heaps of the topics of which a member may have a partition for a poor reader."""
+        self._not_poor: dict[int, int] = {}
+        """For each list of readers, by its id, how many at its start are not poor. They never will be: the size of the
+        richest member falls, and nobody else's does."""
+        self._hopeless: set[int] = set()
+        """From these no chain leads to anybody poorer. They were reached from a member at least as rich that has no chain,
+        so no chain of a poorer member touches them, and that is true for good."""
+
+    def level(self) -> None:
+        richest = [(-size, member) for member, size in enumerate(self._sizes)]
+        heapq.heapify(richest)
+        while richest:
+            size, member = richest[0]
+            path = []
+            if member not in self._hopeless and -size == self._sizes[member]:
+                path = self._path_to_poorer(member)
+            if not path:
+                heapq.heappop(richest)
+                continue
+            for giver, topic, taker in path:
+                self._hand_over(giver, topic, taker)
+            self._sizes[member] -= 1
+            self._sizes[taker] += 1
+            heapq.heapreplace(richest, (-self._sizes[member], member))
+            heapq.heappush(richest, (-self._sizes[taker], taker))
+
+    def _hand_over(self, giver: int, topic: Topic, taker: int) -> None:
+        partition = self._last_partition(giver, topic)
+        self._shares[giver][topic].discard(partition)
+        _give(self._shares[taker], topic, partition)
+        if (taker, topic) in self._last:
+            heapq.heappush(self._last[taker, topic], -partition)
+        if taker in self._direct and len(self._shares[taker][topic]) == 1:
+            heapq.heappush(self._direct[taker], topic)
+
+    def _last_partition(self, member: int, topic: Topic) -> int:
+        partitions = self._shares[member][topic]
+        last = self._last.get((member, topic))
+        if last is None:
+            last = self._last[member, topic] = sorted(-partition for partition in partitions)
+        while -last[0] not in partitions:
+            heapq.heappop(last)
+        return -last[0]
+
+    def _poor_reader(self, topic: Topic, poor: int) -> int | None:
+        """The first reader of a topic that has `poor` partitions or less."""
+        readers = self._readers[topic]
+        first = self._not_poor.get(id(readers), 0)
+        while first < len(readers) and self._sizes[readers[first]] > poor:
+            first += 1
+        self._not_poor[id(readers)] = first
+        return readers[first] if first < len(readers) else None
+
+    def _path_to_poorer(self, start: int) -> list[tuple[int, Topic, int]]:
+        """The shortest chain of hand-overs to a member with at least two partitions less; empty when there is none.
+
+        Each chain lowers the sum of the squares of the sizes, so they come to an end.
+        """
+        poor = self._sizes[start] - 2
+        direct = self._direct.get(start)
+        if direct is None:
+            direct = self._direct[start] = sorted(self._shares[start])
+        while direct:
+            topic = direct[0]
+            taker = self._poor_reader(topic, poor) if self._shares[start][topic] else None
+            if taker is not None:
+                return [(start, topic, taker)]
+            heapq.heappop(direct)
+
+        came_from: dict[int, tuple[int, Topic]] = {}
+        reached: set[int] = set()
+        """Lists of readers, by their ids, whose members have all been reached."""
+        waiting = deque([start])
         while waiting:
             giver = waiting.popleft()
-            for topic in sorted(topic for topic, partitions in shares[giver].items() if partitions):
-                for taker in readers[topic]:
-                    if taker == richest or taker in came_from:
-                        continue
+            for topic in sorted(topic for topic, partitions in self._shares[giver].items() if partitions):
+                readers = self._readers[topic]
+                if id(readers) in reached:
+                    continue
+                reached.add(id(readers))
+                taker = self._poor_reader(topic, poor)
+                if taker is not None:
                     came_from[taker] = (giver, topic)
-                    if sizes[taker] + 2 <= sizes[richest]:
-                        return _walk_back(came_from, richest, taker)
-                    waiting.append(taker)
-    return []
+                    return _walk_back(came_from, start, taker)
+                for reader in readers:
+                    if reader != start and reader not in came_from:
+                        came_from[reader] = (giver, topic)
+                        waiting.append(reader)
+        self._hopeless.add(start)
+        self._hopeless.update(came_from)
+        return []
 
 
-def _walk_back(came_from: Mapping[str, tuple[str, Topic]], start: str, end: str) -> list[tuple[str, Topic, str]]:
+def _walk_back(came_from: Mapping[int, tuple[int, Topic]], start: int, end: int) -> list[tuple[int, Topic, int]]:
     path = []
     while end != start:
         giver, topic = came_from[end]

@@ -6,7 +6,7 @@ order of the checks is Kafka's, for clients act on the first fault that they see
 
 from __future__ import annotations
 
-from penstock.coordination.classic_members import ClassicMember
+from penstock.coordination.classic_members import ClassicMember, metadata_bytes
 from penstock.coordination.classic_rebalance import ClassicRebalance
 from penstock.coordination.classic_states import HEARTBEAT_FAULT, SYNC_FAULT, State
 from penstock.coordination.group_commands import (
@@ -24,6 +24,7 @@ from penstock.coordination.group_commands import (
     SyncResult,
     Ticket,
 )
+from penstock.model import limits
 from penstock.model.errors import Fault
 
 
@@ -53,6 +54,8 @@ class ClassicGroup(ClassicRebalance):
             if member_id in self.members:
                 self.members.remove(member_id)
             return Fault.GROUP_MAX_SIZE_REACHED
+        if not self._has_room_for(command):
+            return Fault.GROUP_MAX_SIZE_REACHED
         if not command.protocol_type or not command.protocols:
             return Fault.INCONSISTENT_GROUP_PROTOCOL
         if len(self.members) and (
@@ -69,6 +72,13 @@ class ClassicGroup(ClassicRebalance):
             return member_id in self._joining or len(self._joining) < size_max
         return self.state is State.EMPTY or member_id in self.members or len(self.members) < size_max
 
+    def _has_room_for(self, command: JoinGroup) -> bool:
+        """Whether the metadata fits, in place of what the member had."""
+        old_id = command.member_id or self.members.static_id(command.instance_id or "") or NO_MEMBER
+        before = metadata_bytes(self.members[old_id].protocols) if old_id in self.members else 0
+        grown = metadata_bytes(command.protocols) - before
+        return grown <= 0 or self.members.metadata_bytes + grown <= limits.GROUP_METADATA_BYTES_MAX
+
     def _join_new(self, command: JoinGroup, ticket: Ticket, new_id: str, now_ms: int, effects: Effects) -> None:
         if command.instance_id is not None:
             member_id = f"{command.instance_id}-{new_id}"
@@ -79,7 +89,9 @@ class ClassicGroup(ClassicRebalance):
                 self._replace(old_id, member_id, command, ticket, now_ms, effects)
             return
         member_id = f"{command.client_id}-{new_id}"
-        if command.needs_member_id:
+        if command.needs_member_id and len(self._pending) >= self._settings.group_size_max:
+            effects.answer(ticket, JoinResult(Fault.GROUP_MAX_SIZE_REACHED, NO_MEMBER))
+        elif command.needs_member_id:
             self._pending[member_id] = self._want(now_ms + command.session_timeout_ms)
             effects.answer(ticket, JoinResult(Fault.MEMBER_ID_REQUIRED, member_id))
         else:

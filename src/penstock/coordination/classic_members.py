@@ -101,7 +101,7 @@ class ClassicMember:
 
 
 class ClassicMembers:
-    __slots__ = ("_by_id", "_static", "_support", "leader")
+    __slots__ = ("_by_id", "_static", "_support", "leader", "metadata_bytes")
 
     def __init__(self) -> None:
         self._by_id: dict[str, ClassicMember] = {}
@@ -109,6 +109,8 @@ class ClassicMembers:
         self._support: Counter[str] = Counter()
         """How many members name a protocol."""
         self.leader: str | None = None
+        self.metadata_bytes = 0
+        """Of all protocols of all members."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -141,7 +143,7 @@ class ClassicMembers:
         if member.instance_id is not None:
             assert member.instance_id not in self._static
             self._static[member.instance_id] = member.member_id
-        self._support.update({name for name, _ in member.protocols})
+        self._count(member.protocols, 1)
         if self.leader is None:
             self.leader = member.member_id
 
@@ -149,16 +151,21 @@ class ClassicMembers:
         member = self._by_id.pop(member_id)
         if member.instance_id is not None:
             del self._static[member.instance_id]
-        self._support.subtract({name for name, _ in member.protocols})
+        self._count(member.protocols, -1)
         if self.leader == member_id:
             self.leader = next(iter(self._by_id), None)
         return member
 
+    def _count(self, protocols: Protocols, sign: int) -> None:
+        for name in {name for name, _ in protocols}:
+            self._support[name] += sign
+        self.metadata_bytes += sign * metadata_bytes(protocols)
+
     def update(self, member: ClassicMember, command: JoinGroup) -> None:
         """The member says again who it is and what it can."""
-        self._support.subtract({name for name, _ in member.protocols})
+        self._count(member.protocols, -1)
         member.protocols = command.protocols
-        self._support.update({name for name, _ in member.protocols})
+        self._count(member.protocols, 1)
         member.session_timeout_ms = command.session_timeout_ms
         member.rebalance_timeout_ms = command.rebalance_timeout_ms
         member.client_id = command.client_id
@@ -201,6 +208,10 @@ class ClassicMembers:
             JoinedMember(member.member_id, member.instance_id, member.metadata(protocol))
             for member in self._by_id.values()
         )
+
+
+def metadata_bytes(protocols: Protocols) -> int:
+    return sum(len(metadata) for _, metadata in protocols)
 
 
 def subscribed_topics(subscription: bytes) -> tuple[str, ...] | None:

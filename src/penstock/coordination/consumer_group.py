@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
 
 from penstock.coordination.assignors import CONSUMER_ASSIGNORS, Subscriber
 from penstock.coordination.classic_rebalance import FOREVER_MS
@@ -46,6 +45,7 @@ from penstock.coordination.consumer_group_records import (
     TargetEpochRecord,
     TargetMemberRecord,
 )
+from penstock.coordination.consumer_limits import Subscription, Topics, too_many
 from penstock.coordination.consumer_members import NEW_MEMBER, epoch_fault, merged, reconcile
 from penstock.coordination.group_commands import (
     JOIN_EPOCH,
@@ -63,17 +63,6 @@ from penstock.model.errors import BrokerError, Fault
 DEFAULT_ASSIGNOR = next(iter(CONSUMER_ASSIGNORS))
 
 
-class Topics:
-    """The topics that exist, and what patterns stand for. `version` rises with every change."""
-
-    __slots__ = ("by_name", "resolve", "version")
-
-    def __init__(self, resolve: Callable[[str], frozenset[str]]) -> None:
-        self.by_name: Mapping[str, SubscribedTopic] = {}
-        self.resolve = resolve
-        self.version = 0
-
-
 class ConsumerGroup:
     __slots__ = (
         "_holders",
@@ -81,6 +70,8 @@ class ConsumerGroup:
         "_session_deadlines_ms",
         "_settings",
         "_static",
+        "_subscription_of",
+        "_subscriptions",
         "_topics",
         "_topics_seen",
         "current",
@@ -107,6 +98,8 @@ class ConsumerGroup:
         self.current: dict[str, CurrentAssignment] = {}
         self.regexes: dict[str, ResolvedRegex] = {}
         self._static: dict[str, str] = {}
+        self._subscriptions: dict[tuple[tuple[str, ...], str | None], Subscription] = {}
+        self._subscription_of: dict[str, Subscription] = {}
         self._holders: dict[tuple[uuid.UUID, int], str] = {}
         self._topics_seen = -1
         self._session_deadlines_ms: dict[str, int] = {}
@@ -142,6 +135,7 @@ class ConsumerGroup:
         old = self.members.pop(member_id, None)
         if old is not None and old.instance_id is not None and self._static.get(old.instance_id) == member_id:
             del self._static[old.instance_id]
+        self._subscribe(member_id, metadata)
         if metadata is None:
             self._session_deadlines_ms.pop(member_id, None)
             self._rebalance_deadlines_ms.pop(member_id, None)
@@ -149,6 +143,21 @@ class ConsumerGroup:
         self.members[member_id] = metadata
         if metadata.instance_id is not None:
             self._static[metadata.instance_id] = member_id
+
+    def _subscribe(self, member_id: str, metadata: MemberMetadata | None) -> None:
+        """Members with equal subscriptions share an object, so that work is done once for all of them."""
+        old = self._subscription_of.pop(member_id, None)
+        if old is not None:
+            old.members -= 1
+            if not old.members:
+                del self._subscriptions[old.names, old.regex]
+        if metadata is not None:
+            key = metadata.subscribed_names, metadata.subscribed_regex
+            subscription = self._subscriptions.get(key)
+            if subscription is None:
+                subscription = self._subscriptions[key] = Subscription(*key)
+            subscription.members += 1
+            self._subscription_of[member_id] = subscription
 
     def _replay_current(self, member_id: str, current: CurrentAssignment | None) -> None:
         old = self.current.pop(member_id, NEW_MEMBER)
@@ -201,10 +210,15 @@ class ConsumerGroup:
                 resolved = self._topics.resolve(regex)
             except BrokerError as error:
                 return ConsumerHeartbeatResult(error.fault, error.text)
-        if command.epoch == JOIN_EPOCH:
-            self._replace_static(command, effects)
         known = self.members.get(member_id)
         metadata = merged(known, command)
+        too_many = self._too_many(member_id, metadata)
+        if too_many is not None:
+            return ConsumerHeartbeatResult(Fault.INVALID_REQUEST, too_many)
+        if command.epoch == JOIN_EPOCH:
+            self._replace_static(command, effects)
+            known = self.members.get(member_id)
+            metadata = merged(known, command)
         if metadata != known:
             effects.write(MemberRecord(self.group, member_id, metadata))
         if resolved is not None and regex:
@@ -283,10 +297,27 @@ class ConsumerGroup:
 
     # ------------------------------------------------------------------------------------------------------- assignment
 
-    def topics_of(self, metadata: MemberMetadata) -> frozenset[str]:
-        names = frozenset(metadata.subscribed_names)
-        resolved = self.regexes.get(metadata.subscribed_regex or "")
+    def _topics_of(self, subscription: Subscription) -> frozenset[str]:
+        names = frozenset(subscription.names)
+        resolved = self.regexes.get(subscription.regex or "")
         return names if resolved is None else names | resolved.topics
+
+    def _too_many(self, member_id: str, metadata: MemberMetadata) -> str | None:
+        """What a subscription would have too many of, if it is new or the topics have changed."""
+        key = metadata.subscribed_names, metadata.subscribed_regex
+        old = self._subscription_of.get(member_id)
+        is_new = old is None or (old.names, old.regex) != key
+        if not is_new and self._topics_seen == self._topics.version:
+            return None
+        subscriptions = [
+            each for each in self._subscriptions.values() if each is not old or each.members > 1 or not is_new
+        ]
+        if is_new and key not in self._subscriptions:
+            subscriptions.append(Subscription(*key))
+        try:
+            return too_many(subscriptions, self._topics)
+        except BrokerError as error:
+            return error.text
 
     def _assign(self, has_changed: bool, now_ms: int, effects: Effects) -> None:
         """Raise the epoch if something changed, and bring the target up to it."""
@@ -294,7 +325,7 @@ class ConsumerGroup:
             has_changed = self._resolve_again(now_ms, effects) or has_changed
         if has_changed or self._topics_seen != self._topics.version or self.epoch > self.target_epoch.epoch:
             self._topics_seen = self._topics.version
-            names = frozenset().union(*(self.topics_of(metadata) for metadata in self.members.values()))
+            names = self.subscribed_topics()
             exist = self._topics.by_name
             subscribed = {name: exist[name] for name in sorted(names) if name in exist}
             if subscribed != self.subscribed:
@@ -321,9 +352,13 @@ class ConsumerGroup:
 
     def _make_target(self, now_ms: int, effects: Effects) -> None:
         ids = {name: topic.topic_id for name, topic in self.subscribed.items()}
+        topics_of = {
+            subscription: frozenset(ids[name] for name in self._topics_of(subscription) if name in ids)
+            for subscription in self._subscriptions.values()
+        }
         subscribers = {
             member_id: Subscriber(
-                frozenset(ids[name] for name in self.topics_of(metadata) if name in ids),
+                topics_of[self._subscription_of[member_id]],
                 self.target.get(member_id, {}),
                 metadata.instance_id,
             )
@@ -433,7 +468,7 @@ class ConsumerGroup:
         return Fault.NONE if epoch == self.current.get(member_id, NEW_MEMBER).epoch else Fault.STALE_MEMBER_EPOCH
 
     def subscribed_topics(self) -> frozenset[str]:
-        return frozenset().union(*(self.topics_of(metadata) for metadata in self.members.values()))
+        return frozenset().union(*map(self._topics_of, self._subscriptions.values()))
 
 
 def _subscription(metadata: MemberMetadata) -> tuple[tuple[str, ...], str | None, str | None]:

@@ -252,13 +252,17 @@ def _read_member(reader: FieldReader) -> MemberMetadata:
     )
 
 
+def _number(topic_id: uuid.UUID) -> int:
+    """Ids sort by their numbers; asking for the numbers once is faster than comparing ids."""
+    return topic_id.int
+
+
 def _write_assignment(writer: FieldWriter, assignment: Assignment) -> None:
     writer.count(len(assignment))
-    for topic_id, partitions in sorted(assignment.items()):
+    for topic_id in sorted(assignment, key=_number):
+        partitions = assignment[topic_id]
         writer.uuid(topic_id)
-        writer.count(len(partitions))
-        for partition in sorted(partitions):
-            writer.i32(partition)
+        writer.i32s(sorted(partitions))
         writer.tags()
 
 

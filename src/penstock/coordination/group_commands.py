@@ -15,11 +15,12 @@ Faults are in the results; nothing is raised for what a client may do wrong.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.coordination.group_records import CommittedOffset, GroupRecord, Replay
+from penstock.model import limits
 from penstock.model.errors import Fault
 
 Ticket = object
@@ -43,13 +44,13 @@ class GroupSettings:
     session_timeout_ms_min: int = 6_000
     session_timeout_ms_max: int = 1_800_000
     new_member_join_timeout_ms: int = 300_000
-    group_size_max: int = 2**31 - 1
+    group_size_max: int = limits.GROUP_MEMBERS_MAX
     offset_metadata_bytes_max: int = 4_096
     offsets_retention_ms: int = 7 * 24 * 3_600_000
     offsets_retention_check_interval_ms: int = 600_000
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
-    consumer_group_size_max: int = 2**31 - 1
+    consumer_group_size_max: int = limits.GROUP_MEMBERS_MAX
 
 
 class Answer(NamedTuple):
@@ -191,8 +192,10 @@ class GroupDescription(NamedTuple):
 
 
 class ListGroups(NamedTuple):
-    states: tuple[str, ...] = ()
-    types: tuple[str, ...] = ()
+    states: Collection[str] = ()
+    types: Collection[str] = ()
+    groups: tuple[str, ...] | None = None
+    """Only those of these; None: all."""
 
 
 class ListedGroup(NamedTuple):
@@ -208,10 +211,14 @@ class GroupList(NamedTuple):
 
 class DeleteGroup(NamedTuple):
     group: str
+    offsets_max: int = 2**31
+    """How many offsets go at most. The group ends with its last one."""
 
 
 class DeleteResult(NamedTuple):
     fault: Fault
+    is_partial: bool = False
+    """The group has more offsets: ask again."""
 
 
 # ------------------------------------------------------------------------------------------------------ offsets
@@ -277,9 +284,11 @@ class DeleteOffsetsResult(NamedTuple):
 
 
 class DropTopics(NamedTuple):
-    """Topics were deleted: their offsets go, in every group."""
+    """Topics were deleted: their offsets go, in every group. The answer says whether some are left."""
 
     topics: frozenset[str]
+    offsets_max: int = 2**31
+    """Offsets dropped by one command."""
 
 
 # ---------------------------------------------------------------------------------------------- consumer groups

@@ -21,14 +21,16 @@ are the caller's.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from penstock.coordination import classic_description, consumer_description
 from penstock.coordination.classic_group import ClassicGroup
 from penstock.coordination.classic_rebalance import FOREVER_MS
-from penstock.coordination.consumer_group import ConsumerGroup, Topics
+from penstock.coordination.consumer_group import ConsumerGroup
 from penstock.coordination.consumer_group_records import GroupEpochRecord, SubscribedTopic
+from penstock.coordination.consumer_limits import Topics
 from penstock.coordination.group_commands import (
     JOIN_EPOCH,
     NAME_CHARS_MAX,
@@ -66,12 +68,15 @@ from penstock.coordination.group_commands import (
 )
 from penstock.coordination.group_records import ClassicGroupRecord, GroupRecord, OffsetRecord
 from penstock.coordination.offsets import Offsets
+from penstock.model import limits
 from penstock.model.errors import BrokerError, Fault
 
 Group = ClassicGroup | ConsumerGroup
 
-_EXPIRED_PER_TICK_MAX = 10_000
-"""So that one tick writes less than a megabyte; the rest follows at once."""
+_EXPIRED_PER_TICK_MAX = 200
+"""Offsets that one tick drops: about a millisecond. The rest follows at once."""
+_LOOKED_AT_PER_TICK_MAX = 1_000
+"""Groups, or offsets in them, that one tick looks at."""
 
 
 class GroupCoordinator:
@@ -89,6 +94,8 @@ class GroupCoordinator:
         self._groups: dict[str, Group] = {}
         self._due: list[tuple[int, str]] = []
         self._expiry_check_ms = FOREVER_MS
+        self._unchecked: list[str] = []
+        """Groups whose offsets are still to be looked at in this check."""
         self._handlers: dict[type[Any], Callable[[Any, Ticket, int, Effects], None]] = {
             JoinGroup: self._join,
             SyncGroup: self._sync,
@@ -168,9 +175,21 @@ class GroupCoordinator:
                 group.unload(fault, effects)
         return effects
 
-    def offset_topics(self) -> set[str]:
-        """Topics that offsets are kept of: those that no longer exist are to be dropped with `DropTopics`."""
-        return self._offsets.topics()
+    def group_names(self) -> list[str]:
+        return list(self._groups)
+
+    def partitions_of(self, group: str) -> dict[str, list[int]]:
+        """The partitions that the group has committed offsets of, by topic."""
+        return self._offsets.partitions_of(group)
+
+    def patterns_of(self, group: str) -> tuple[str, ...]:
+        """The patterns that the members of a consumer group subscribe to."""
+        found = self._groups.get(group)
+        return tuple(found.regexes) if isinstance(found, ConsumerGroup) else ()
+
+    def has_offsets_of(self, topics: Iterable[str]) -> bool:
+        """Whether some group has an offset of these topics: when they no longer exist, they go with `DropTopics`."""
+        return self._offsets.has_topics(topics)
 
     # ----------------------------------------------------------------------------------------------- commands and time
 
@@ -197,7 +216,6 @@ class GroupCoordinator:
             self._bury(name, effects)
             self._touched(group)
         if self._expiry_check_ms <= now_ms:
-            self._expiry_check_ms = now_ms + self._settings.offsets_retention_check_interval_ms
             self._expire_offsets(now_ms, effects)
         return effects
 
@@ -216,17 +234,29 @@ class GroupCoordinator:
         self._settle(group.group)
 
     def _expire_offsets(self, now_ms: int, effects: Effects) -> None:
-        for name, group in tuple(self._groups.items()):
-            empty_since_ms = group.empty_since_ms()
-            if empty_since_ms is None:
+        """One check, in as many ticks as it takes."""
+        unchecked = self._unchecked or list(self._groups)
+        left = _LOOKED_AT_PER_TICK_MAX
+        while unchecked and left > 0:
+            name = unchecked.pop()
+            group = self._groups.get(name)
+            left -= 1
+            empty_since_ms = None if group is None else group.empty_since_ms()
+            if group is None or empty_since_ms is None:
                 continue
-            for record in self._offsets.expired(name, empty_since_ms, now_ms, self._settings.offsets_retention_ms):
-                if len(effects.records) >= _EXPIRED_PER_TICK_MAX:
-                    self._expiry_check_ms = now_ms + 1
-                    return
+            left -= self._offsets.count(name)
+            expired = self._offsets.expired(name, empty_since_ms, now_ms, self._settings.offsets_retention_ms)
+            some = tuple(islice(expired, _EXPIRED_PER_TICK_MAX - len(effects.records)))
+            for record in some:
                 effects.write(record)
+            if len(effects.records) >= _EXPIRED_PER_TICK_MAX:
+                unchecked.append(name)  # it may have more
+                left = 0
             if not self._offsets.has_any(name):
                 self._remove(group, effects)
+        self._unchecked = unchecked
+        interval_ms = self._settings.offsets_retention_check_interval_ms
+        self._expiry_check_ms = now_ms + (1 if unchecked else interval_ms)
 
     def _bury(self, name: str, effects: Effects) -> None:
         """Without members and offsets a group is dead at once. Only groups of Kafka's consumers stay empty until the next
@@ -324,7 +354,8 @@ class GroupCoordinator:
     def _list(self, command: ListGroups, ticket: Ticket, _now_ms: int, effects: Effects) -> None:
         states = {state.lower() for state in command.states}
         types = {type_.lower() for type_ in command.types}
-        listed = (_listed(group) for group in self._groups.values())
+        found = self._groups.values() if command.groups is None else map(self._groups.get, command.groups)
+        listed = (_listed(group) for group in found if group is not None)
         groups = tuple(
             group
             for group in listed
@@ -339,8 +370,11 @@ class GroupCoordinator:
         elif not group.is_empty():
             effects.answer(ticket, DeleteResult(Fault.NON_EMPTY_GROUP))
         else:
-            for record in self._offsets.tombstones(command.group):
+            for record in tuple(islice(self._offsets.all_tombstones(command.group), command.offsets_max)):
                 effects.write(record)
+            if self._offsets.has_any(command.group):
+                effects.answer(ticket, DeleteResult(Fault.NONE, is_partial=True))
+                return
             self._remove(group, effects)
             self._groups.pop(command.group, None)
             if isinstance(group, ClassicGroup):
@@ -355,6 +389,11 @@ class GroupCoordinator:
             effects.answer(ticket, CommitResult(fault))
             return
         effects.producer = command.producer
+        if command.producer is not None:
+            pending = self._offsets.pending_count(command.producer.producer_id) + len(command.offsets)
+            if pending > limits.TRANSACTION_OFFSETS_MAX:
+                effects.answer(ticket, CommitResult(Fault.POLICY_VIOLATION))
+                return
         records, refused = self._offsets.commit(command, now_ms, self._settings)
         for record in records:
             effects.write(record)
@@ -405,12 +444,12 @@ class GroupCoordinator:
         effects.answer(ticket, DeleteOffsetsResult(Fault.NONE, refused))
 
     def _drop_topics(self, command: DropTopics, ticket: Ticket, _now_ms: int, effects: Effects) -> None:
-        dropped = tuple(self._offsets.tombstones_of_topics(command.topics))
+        dropped = tuple(islice(self._offsets.tombstones_of_topics(command.topics), command.offsets_max))
         for record in dropped:
             effects.write(record)
         for name in {record.group: None for record in dropped}:
             self._bury(name, effects)
-        effects.answer(ticket, None)
+        effects.answer(ticket, len(dropped) == command.offsets_max)
 
     # ------------------------------------------------------------------------------------------------- consumer groups
 

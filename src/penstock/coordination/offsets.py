@@ -16,7 +16,7 @@ commit is the group's question; whether a commit is small enough is asked here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from penstock.coordination.group_commands import (
@@ -38,13 +38,17 @@ class _Pending(NamedTuple):
 
 
 class Offsets:
-    __slots__ = ("_committed", "_order", "_pending", "_producers")
+    __slots__ = ("_committed", "_groups_of", "_holders", "_order", "_pending", "_producers")
 
     def __init__(self) -> None:
         self._committed: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
+        self._groups_of: dict[str, dict[str, None]] = {}
+        """The groups that have something committed of a topic."""
         self._pending: dict[int, dict[str, dict[tuple[str, int], _Pending]]] = {}
         self._producers: dict[str, set[int]] = {}
         """Which producers have something pending in a group."""
+        self._holders: dict[str, dict[tuple[str, int], dict[int, None]]] = {}
+        """Which producers have something pending for a partition of a group, the one that wrote first in front."""
         self._order = 0
 
     # ------------------------------------------------------------------------------------------------ the log's side
@@ -55,6 +59,9 @@ class Offsets:
             self._order += 1
             groups = self._pending.setdefault(producer_id, {})
             groups.setdefault(group, {})[topic, partition] = _Pending(self._order, value)
+            holders = self._holders.setdefault(group, {}).setdefault((topic, partition), {})
+            holders.pop(producer_id, None)
+            holders[producer_id] = None
             self._producers.setdefault(group, set()).add(producer_id)
             return
         if group in self._producers:
@@ -66,6 +73,10 @@ class Offsets:
         if partitions is not None and partitions.pop(partition, None) is not None and not partitions:
             topics = self._committed[group]
             del topics[topic]
+            groups_of = self._groups_of[topic]
+            del groups_of[group]
+            if not groups_of:
+                del self._groups_of[topic]
             if not topics:
                 del self._committed[group]
 
@@ -76,9 +87,10 @@ class Offsets:
             self._producers[group].discard(producer_id)
             if not self._producers[group]:
                 del self._producers[group]
-            if not committed:
-                continue
             for (topic, partition), pending in offsets.items():
+                self._release(group, (topic, partition), producer_id)
+                if not committed:
+                    continue
                 self._put(group, topic, partition, pending.value)
                 if group in self._producers:
                     self._drop_pending(group, (topic, partition), pending.order)
@@ -91,16 +103,29 @@ class Offsets:
         partitions = topics.get(topic)
         if partitions is None:
             partitions = topics[topic] = {}
+            self._groups_of.setdefault(topic, {})[group] = None
         partitions[partition] = value
 
     def _drop_pending(self, group: str, place: tuple[str, int], before: int) -> None:
-        for producer_id in tuple(self._producers[group]):
+        holders = self._holders[group].get(place)
+        while holders:
+            producer_id = next(iter(holders))
             offsets = self._pending[producer_id][group]
-            pending = offsets.get(place)
-            if pending is not None and pending.order < before:
-                del offsets[place]
-                if not offsets:
-                    self._forget_producer(producer_id, group)
+            if offsets[place].order >= before:
+                return
+            del offsets[place]
+            self._release(group, place, producer_id)
+            if not offsets:
+                self._forget_producer(producer_id, group)
+
+    def _release(self, group: str, place: tuple[str, int], producer_id: int) -> None:
+        places = self._holders[group]
+        holders = places[place]
+        del holders[producer_id]
+        if not holders:
+            del places[place]
+            if not places:
+                del self._holders[group]
 
     def _forget_producer(self, producer_id: int, group: str) -> None:
         groups = self._pending[producer_id]
@@ -118,20 +143,23 @@ class Offsets:
         """Whether the group has an offset, committed or pending."""
         return group in self._committed or group in self._producers
 
-    def topics(self) -> set[str]:
-        """Every topic that some group has an offset of, to be compared with the topics that exist."""
-        found = {topic for topics in self._committed.values() for topic in topics}
-        for groups in self._pending.values():
-            for offsets in groups.values():
-                found.update(topic for topic, _ in offsets)
-        return found
+    def count(self, group: str) -> int:
+        """How many offsets the group has committed."""
+        return sum(map(len, self._committed.get(group, {}).values()))
+
+    def has_topics(self, topics: Iterable[str]) -> bool:
+        """Whether some group has an offset of one of these topics."""
+        return next(self.tombstones_of_topics(frozenset(topics)), None) is not None
+
+    def partitions_of(self, group: str) -> dict[str, list[int]]:
+        return {topic: list(partitions) for topic, partitions in self._committed.get(group, {}).items()}
 
     def fetch(
         self, group: str, wanted: Mapping[str, tuple[int, ...]] | None, *, require_stable: bool
     ) -> dict[str, dict[int, FetchedOffset]]:
         """What is committed for the wanted partitions; for None, for all that have something committed."""
         committed = self._committed.get(group, {})
-        unstable = self._pending_places(group) if require_stable else frozenset()
+        unstable = self._pending_places(group) if require_stable else ()
         if wanted is None:
             wanted = {topic: tuple(partitions) for topic, partitions in committed.items()}
         answer: dict[str, dict[int, FetchedOffset]] = {}
@@ -146,9 +174,12 @@ class Offsets:
                     found[partition] = _NOTHING if value is None else FetchedOffset(value)
         return answer
 
-    def _pending_places(self, group: str) -> frozenset[tuple[str, int]]:
-        producers = self._producers.get(group, ())
-        return frozenset(place for producer_id in producers for place in self._pending[producer_id][group])
+    def _pending_places(self, group: str) -> Collection[tuple[str, int]]:
+        return self._holders.get(group, {}).keys()
+
+    def pending_count(self, producer_id: int) -> int:
+        """How many offsets a producer holds back."""
+        return sum(map(len, self._pending.get(producer_id, {}).values()))
 
     def durable_state(self) -> object:
         """What a replay of the log must lead to again."""
@@ -180,14 +211,20 @@ class Offsets:
             records.append(OffsetRecord(group, topic, partition, value))
         return records, refused
 
-    def tombstones(self, group: str, places: Iterable[tuple[str, int]] | None = None) -> list[OffsetRecord]:
-        """Records that drop these partitions of the group, as far as they have anything; for None, all of them."""
+    def all_tombstones(self, group: str) -> Iterator[OffsetRecord]:
+        """Records that drop all that the group has. Nothing may change while it is used."""
+        committed = self._committed.get(group, {})
+        for topic, partitions in committed.items():
+            for partition in partitions:
+                yield OffsetRecord(group, topic, partition, None)
+        for topic, partition in self._pending_places(group):
+            if partition not in committed.get(topic, {}):
+                yield OffsetRecord(group, topic, partition, None)
+
+    def tombstones(self, group: str, places: Iterable[tuple[str, int]]) -> list[OffsetRecord]:
+        """Records that drop these partitions of the group, as far as they have anything."""
         pending = self._pending_places(group)
         committed = self._committed.get(group, {})
-        if places is None:
-            places = {(topic, partition) for topic, partitions in committed.items() for partition in partitions}
-            places |= pending
-            places = sorted(places)
         return [
             OffsetRecord(group, topic, partition, None)
             for topic, partition in places
@@ -195,21 +232,26 @@ class Offsets:
         ]
 
     def tombstones_of_topics(self, topics: frozenset[str]) -> Iterator[OffsetRecord]:
-        for group in sorted(self._committed.keys() | self._producers.keys()):
-            committed = self._committed.get(group, {})
-            places = {(topic, partition) for topic in topics for partition in committed.get(topic, ())}
-            places.update(place for place in self._pending_places(group) if place[0] in topics)
-            yield from self.tombstones(group, sorted(places))
+        """Nothing may change while it is used."""
+        for topic in sorted(topics & self._groups_of.keys()):
+            for group in self._groups_of[topic]:
+                for partition in self._committed[group][topic]:
+                    yield OffsetRecord(group, topic, partition, None)
+        for producer_id in self._pending:
+            for group, places in self._pending[producer_id].items():
+                for topic, partition in places:
+                    if topic in topics and partition not in self._committed.get(group, {}).get(topic, {}):
+                        yield OffsetRecord(group, topic, partition, None)
 
-    def expired(self, group: str, empty_since_ms: int, now_ms: int, retention_ms: int) -> list[OffsetRecord]:
-        """Tombstones for what has expired in a group that had members and is empty since then."""
+    def expired(self, group: str, empty_since_ms: int, now_ms: int, retention_ms: int) -> Iterator[OffsetRecord]:
+        """Tombstones for what has expired in a group that had members and is empty since then.
+
+        Nothing may change while it is used."""
         pending = self._pending_places(group)
-        return [
-            OffsetRecord(group, topic, partition, None)
-            for topic, partitions in self._committed.get(group, {}).items()
-            for partition, value in partitions.items()
-            if (topic, partition) not in pending and now_ms >= _expiry_ms(value, empty_since_ms, retention_ms)
-        ]
+        for topic, partitions in self._committed.get(group, {}).items():
+            for partition, value in partitions.items():
+                if (topic, partition) not in pending and now_ms >= _expiry_ms(value, empty_since_ms, retention_ms):
+                    yield OffsetRecord(group, topic, partition, None)
 
 
 def _expiry_ms(value: CommittedOffset, empty_since_ms: int, retention_ms: int) -> int:

@@ -40,6 +40,7 @@ from penstock.records.control import Marker, MarkerKind, read_marker
 
 NO_OFFSET = -1
 NO_COORDINATOR_EPOCH = -1
+COORDINATOR_EPOCH_MAX = 2**31 - 1
 _SEQUENCE_MASK = 0x7FFFFFFF
 _SEQUENCE_HALF = 0x40000000
 _KIND_MASK = TRANSACTIONAL_BIT | CONTROL_BIT
@@ -254,23 +255,39 @@ class ProducerTable:
         self._verified[producer_id] = producer_epoch
 
     def check_marker(
-        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, transaction_version: int = 0
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        transaction_version: int = 0,
+        *,
+        newest_coordinator_epoch: int = COORDINATOR_EPOCH_MAX,
     ) -> Fault | Duplicate | None:
         """May the coordinator's end marker be written? From transaction version 2 on a marker's epoch is newer than
         that of its transaction, so one with the producer's own epoch was written before, or comes too late for a
-        transaction that began meanwhile."""
+        transaction that began meanwhile.
+
+        No coordinator has an epoch above `newest_coordinator_epoch`: a marker that says so is not from one, and a
+        marker in the log that says so fences nobody."""
+        if coordinator_epoch > newest_coordinator_epoch:
+            return Fault.TRANSACTION_COORDINATOR_FENCED
         producer = self._producers.get(producer_id)
         if producer is None:
             return None
         if producer_epoch < producer.epoch:
             return Fault.INVALID_PRODUCER_EPOCH
-        if coordinator_epoch < producer.coordinator_epoch:
+        if coordinator_epoch < min(producer.coordinator_epoch, newest_coordinator_epoch):
             return Fault.TRANSACTION_COORDINATOR_FENCED
         if transaction_version >= 2 and producer_epoch == producer.epoch:
             if producer.first_offset != NO_OFFSET:
                 return Fault.INVALID_PRODUCER_EPOCH
             return Duplicate(NO_OFFSET, NO_OFFSET, producer.timestamp_ms)
         return None
+
+    def epoch_of(self, producer_id: int) -> int | None:
+        """The newest epoch seen of a producer; None if it is not known here."""
+        producer = self._producers.get(producer_id)
+        return None if producer is None else producer.epoch
 
     def has_open_transaction(self, producer_id: int) -> bool:
         return producer_id in self._open
@@ -377,18 +394,25 @@ class ProducerTable:
             producer.producer_id: producer.window[-1][3] for producer in self._producers.values() if producer.window
         }
 
+    def ids(self) -> list[int]:
+        return list(self._producers)
+
+    def row(self, producer_id: int) -> ProducerRow | None:
+        """What is known of a producer; None when it is forgotten."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            return None
+        return ProducerRow(
+            producer.producer_id,
+            producer.epoch,
+            producer.window[-1][1] if producer.window else -1,
+            producer.timestamp_ms,
+            producer.coordinator_epoch,
+            producer.first_offset,
+        )
+
     def describe(self) -> list[ProducerRow]:
-        return [
-            ProducerRow(
-                producer.producer_id,
-                producer.epoch,
-                producer.window[-1][1] if producer.window else -1,
-                producer.timestamp_ms,
-                producer.coordinator_epoch,
-                producer.first_offset,
-            )
-            for producer in self._producers.values()
-        ]
+        return [row for producer_id in self._producers if (row := self.row(producer_id)) is not None]
 
     # inside
 

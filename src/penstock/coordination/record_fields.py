@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import uuid
+from collections.abc import Sequence
 
 _I8 = struct.Struct(">b")
 _I16 = struct.Struct(">h")
@@ -170,6 +171,11 @@ class FieldWriter:
             self.uvarint(count + 1)
         else:
             self.i32(count)
+
+    def i32s(self, values: Sequence[int]) -> None:
+        """An array of numbers."""
+        self.count(len(values))
+        self.buffer += struct.pack(f">{len(values)}i", *values)
 
     def uuid(self, value: uuid.UUID) -> None:
         self.buffer += value.bytes

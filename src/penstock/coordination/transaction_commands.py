@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.coordination.transaction_records import TransactionRecord
-from penstock.coordination.transaction_states import NO_EPOCH, NO_PRODUCER_ID, Identity, TransactionState
+from penstock.coordination.transaction_states import NO_EPOCH, NO_PRODUCER_ID, TITLES, Identity, TransactionState
+from penstock.model import limits
 from penstock.model.errors import Fault
 from penstock.model.ids import TopicPartition
 
@@ -26,6 +27,7 @@ class TransactionSettings:
     """Idle ids expire by time; this bounds a client that takes a new one each time."""
     record_bytes_max: int = 1_000_000
     """The partitions of a transaction have to fit one record of the internal topic (its max.message.bytes is 1 MB)."""
+    partitions_max: int = limits.TRANSACTION_PARTITIONS_MAX
 
 
 # ---------------------------------------------------------------------------------------------------------- commands
@@ -84,6 +86,12 @@ class ListTransactions(NamedTuple):
     running_longer_than_ms: int = -1
     matches: Callable[[str], bool] | None = None
     """On the transactional id."""
+    names: tuple[str, ...] | None = None
+    """Only those of these; None: all."""
+
+    @property
+    def unknown_statuses(self) -> tuple[str, ...]:
+        return tuple(sorted(self.statuses - TITLES))
 
 
 Command = (

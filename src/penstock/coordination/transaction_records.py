@@ -62,14 +62,12 @@ def _encode_value(state: TransactionState) -> bytes:
         writer.uvarint(0)
     else:
         topics: dict[str, list[int]] = {}
-        for topic, partition in sorted(state.partitions):
+        for topic, partition in state.partitions:
             topics.setdefault(topic, []).append(partition)
         writer.count(len(topics))
-        for name, partitions in topics.items():
+        for name in sorted(topics):
             writer.string(name)
-            writer.count(len(partitions))
-            for partition in partitions:
-                writer.i32(partition)
+            writer.i32s(sorted(topics[name]))
             writer.tags()
     writer.i64(state.last_update_ms)
     writer.i64(state.start_ms)

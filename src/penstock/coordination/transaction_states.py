@@ -32,8 +32,11 @@ class Status(enum.IntEnum):
     @property
     def title(self) -> str:
         """The name that Kafka's tools show and filter by."""
-        return "".join(word.capitalize() for word in self.name.split("_"))
+        return _TITLE_OF[self]
 
+
+_TITLE_OF = {status: "".join(word.capitalize() for word in status.name.split("_")) for status in Status}
+TITLES = frozenset(_TITLE_OF.values())
 
 _AT_REST = frozenset({Status.EMPTY, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
 _PREPARED = frozenset({Status.PREPARE_COMMIT, Status.PREPARE_ABORT})

@@ -66,6 +66,7 @@ from penstock.coordination.transaction_states import (
     NEXT_STATUSES,
     NO_EPOCH,
     NO_PRODUCER_ID,
+    TITLES,
     Identity,
     Status,
     TransactionState,
@@ -77,6 +78,8 @@ NAME_BYTES_MAX = 32_767
 """Of a transactional id: what a string of a record's key can hold."""
 RECORDS_PER_TICK_MAX = 1_000
 """So that a tick is short and its records fit a batch; the rest is due at once."""
+PARTITIONS_PER_TICK_MAX = 2_000
+"""Partitions of transactions that one tick aborts, and those of one transaction more: each is written in the record."""
 _PARTITIONS_SURELY_FIT = 1_000
 """So many partitions fit a record whatever their topics are called."""
 
@@ -150,8 +153,12 @@ class TransactionCoordinator:
         """Abort what timed out, forget what expired."""
         if now_ms >= self._timeout_check_ms:
             due = [name for name, deadline_ms in self._ongoing.items() if deadline_ms <= now_ms]
+            partitions = 0
             for name in due[:RECORDS_PER_TICK_MAX]:
+                partitions += len(self._states[name].partitions)
                 self._fence(name, self._states[name], NO_EPOCH, now_ms)
+                if partitions > PARTITIONS_PER_TICK_MAX:
+                    break
             self._timeout_check_ms = min(self._ongoing.values(), default=FOREVER_MS)
         if now_ms >= self._expiry_check_ms:
             self._expire(now_ms)
@@ -246,6 +253,8 @@ class TransactionCoordinator:
             last_update_ms=now_ms,
             start_ms=state.start_ms if ongoing else now_ms,
         )
+        if len(grown.partitions) > self._settings.partitions_max:
+            return PartitionsResult(Fault.POLICY_VIOLATION)
         if len(grown.partitions) > _PARTITIONS_SURELY_FIT:
             _, value = encode(TransactionRecord(name, grown))
             if value is not None and len(value) > self._settings.record_bytes_max:
@@ -410,14 +419,16 @@ class TransactionCoordinator:
         return Description(Fault.NONE, name, state)
 
     def _list(self, command: ListTransactions, now_ms: int) -> TransactionList:
-        unknown = tuple(sorted(command.statuses - _TITLES))
-        if command.statuses and not command.statuses & _TITLES:
+        unknown = command.unknown_statuses
+        if command.statuses and not command.statuses & TITLES:
             return TransactionList(unknown, ())
         started_before_ms = now_ms - command.running_longer_than_ms
+        names = self._states if command.names is None else command.names
         found = tuple(
             (name, state)
-            for name, state in self._states.items()
-            if (not command.producer_ids or state.producer_id in command.producer_ids)
+            for name in names
+            if (state := self._states.get(name)) is not None
+            and (not command.producer_ids or state.producer_id in command.producer_ids)
             and (not command.statuses or state.status.title in command.statuses)
             and (command.running_longer_than_ms < 0 or state.start_ms < started_before_ms)
             and (command.matches is None or command.matches(name))
@@ -432,8 +443,6 @@ _DECIDED = {
     Status.COMPLETE_ABORT: False,
 }
 """Which way the last transaction went: True is committed."""
-
-_TITLES = frozenset(status.title for status in Status)
 
 
 def _is_name(name: str) -> bool:

@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, help="where the logs are kept")
     parser.add_argument("--listen", action="append", metavar="DIALECT=HOST:PORT", help="may be given several times")
     parser.add_argument("--stop-on-eof", action="store_true", help="stop when standard input is closed")
+    parser.add_argument("--share-ports", action="store_true", help="let the owner of this process hold the ports too")
     arguments = parser.parse_args()
     flags: dict[str, object] = {}
     if arguments.data_dir is not None:
@@ -31,7 +32,7 @@ def main() -> int:
     except StartError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
-    return run(config, stop_on_eof=arguments.stop_on_eof)
+    return run(config, stop_on_eof=arguments.stop_on_eof, share_ports=arguments.share_ports)
 
 
 if __name__ == "__main__":

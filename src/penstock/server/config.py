@@ -282,6 +282,11 @@ def _listener(name: str, written: Any, origin: str) -> Listener:
     for field in written:
         if field not in fields:
             raise StartError(f"{origin}: unknown key {name}.{field}{nearest(str(field), fields)}")
+    if written.get("acks") == "none":
+        raise StartError(
+            f"{origin}: {name}.acks = none is not supported: records are written before they are answered; "
+            "use leader, with storage.flush: os to leave flushing to the operating system"
+        )
     try:
         return msgspec.convert(written, Listener)
     except msgspec.ValidationError as error:

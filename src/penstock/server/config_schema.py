@@ -40,10 +40,10 @@ class Listener(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1, le=65535)] | None, Meta(description="The port that goes with it.")
     ] = None
     acks: Annotated[
-        Literal["all", "leader", "none"] | None,
+        Literal["all", "leader"] | None,
         Meta(
             description="When a produce or an offset commit is answered, in dialects that cannot say: all, after it is "
-            "flushed; leader, after it is written; none, at once. Every one is answered. Not for kafka."
+            "flushed; leader, after it is written. Not for kafka."
         ),
     ] = None
     creates_topics: Annotated[
@@ -163,6 +163,14 @@ class StorageSection(msgspec.Struct, frozen=True, kw_only=True):
     open_files_max: Annotated[
         int, Meta(ge=16, description="Log and index files kept open; the least recently used are closed beyond it.")
     ] = limits.OPEN_FILES_MAX
+    reserve_bytes: Annotated[
+        int,
+        Meta(
+            ge=65_536,
+            description="Disk space kept for the broker's own writes when the disk is full; at most a sixteenth of the "
+            "file system.",
+        ),
+    ] = limits.RESERVE_BYTES
     flush_threads: Annotated[int, Meta(ge=1, le=64, description="Logs that are flushed at the same time.")] = 4
 
 

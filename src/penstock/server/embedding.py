@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import selectors
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from typing import Self
 
 START_S_MAX = 60.0
 STOP_S_MAX = 30.0
+_CAN_SHARE_PORTS = hasattr(socket, "SO_REUSEPORT")
 
 
 class BrokerStartFailed(RuntimeError):
@@ -46,6 +48,7 @@ class Broker:
         os.close(descriptor)
         self._stderr_path = Path(path)
         self._listening: list[tuple[str, str]] = []
+        self._held: list[socket.socket] = []
         self.addresses: dict[str, str] = {}
         """Where each dialect is served; the first of its addresses when there are several (`addresses_of`)."""
 
@@ -54,6 +57,8 @@ class Broker:
     def start(self) -> Self:
         assert self._process is None, "the broker runs already"
         command = [sys.executable, "-m", "penstock.server", "--stop-on-eof", "--data-dir", str(self.data_dir)]
+        if _CAN_SHARE_PORTS:
+            command.append("--share-ports")
         for listen in self._listen:
             command += ["--listen", listen]
         with open(self._stderr_path, "ab") as stderr:
@@ -71,7 +76,25 @@ class Broker:
             raise
         # A restarted broker keeps its ports, so that clients find it again.
         self._listen = tuple(f"{dialect}={address}" for dialect, address in self._listening)
+        self._hold_ports()
         return self
+
+    def _hold_ports(self) -> None:
+        """Keep the ports from everybody else while the broker is down. A socket that is bound and does not listen gets no
+        connections."""
+        if self._held or not _CAN_SHARE_PORTS:
+            return
+        for _, address in self._listening:
+            host, _, port = address.rpartition(":")
+            family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+            held = socket.socket(family, socket.SOCK_STREAM)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            try:
+                held.bind((host.strip("[]"), int(port)))
+            except OSError:  # the broker can still restart, if nobody else takes the port
+                held.close()
+            else:
+                self._held.append(held)
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -141,6 +164,8 @@ class Broker:
         if self._owns_directory:
             shutil.rmtree(self.data_dir, ignore_errors=True)
         self._stderr_path.unlink(missing_ok=True)
+        while self._held:
+            self._held.pop().close()
 
     def __enter__(self) -> Self:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import types
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from kio.index import load_request_schema
 from penstock.broker.engine import PartitionInfo, TopicInfo, TopicResult
 from penstock.broker.groups import OFFSETS_TOPIC
 from penstock.broker.transactions import TRANSACTIONS_TOPIC
+from penstock.coordination.group_commands import ListGroups
+from penstock.coordination.transaction_commands import ListTransactions, TransactionList
 from penstock.dialects.kafka.apis import APIS, ApiKey
 from penstock.dialects.kafka.kio_bridge import unknown_names
 from penstock.dialects.kafka.service import KafkaService
@@ -25,6 +28,7 @@ from penstock.dialects.kafka.session import KafkaSession
 from penstock.model.errors import Fault
 from penstock.model.ids import TopicName, TopicPartition
 from penstock.model.pending import Pending, gather
+from penstock.model.slices import Slices, Work
 from tests.dialects.kafka.oracle import decode_answer, encode, entity_of
 
 NODE = 3
@@ -42,6 +46,7 @@ class Coordinators:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.ensured = 0
+        self.problems: dict[str, str] = {}
         self.answers: dict[type[Any], Any] = {}
         self.fault_at_once: Fault | None = None
         self.made = Fault.NONE
@@ -61,21 +66,49 @@ class Coordinators:
         parts = answer if isinstance(answer, list) else [answer]
         return gather([self._later(part) for part in parts]) if parts else self._later([])
 
+    def partitions_of(self, group: str) -> dict[str, list[int]]:
+        return {}
+
+    def list_in_slices(self, *asked: Any) -> Work[Any]:
+        command = asked[0] if isinstance(asked[0], ListTransactions) else ListGroups(*asked)
+        results = self.ask_all(command)
+        results = (yield results) if isinstance(results, Pending) else results
+        if isinstance(results, Fault):
+            return results
+        fault = next((result for result in results if isinstance(result, Fault)), None)
+        if fault is not None:
+            return fault
+        if isinstance(command, ListGroups):
+            return [group for result in results for group in result.groups]
+        return TransactionList(
+            tuple({status for result in results for status in result.unknown_statuses}),
+            tuple(row for result in results for row in result.transactions),
+        )
+
     def _answer(self, command: Any) -> Any:
         answer = self.answers[type(command)]
         return answer(command) if isinstance(answer, types.FunctionType) else answer
+
+    def find_topics(self, group: str, pattern: str | None) -> Work[None]:
+        yield from ()
 
     def ensure(self) -> Pending[Fault]:
         self.ensured += 1
         return self._later(self.made)
 
+    is_open = True
+
+    def problem_of(self, name: str) -> str | None:
+        return self.problems.get(name)
+
     def partition_of(self, group: str) -> TopicPartition:
         assert self.ensured, "the topic must be there"
         return OFFSETS_PARTITION
 
-    def write_markers(self, markers: list[Any]) -> Pending[Any]:
+    def write_markers_in_slices(self, markers: Any) -> Work[Any]:
         self.asked.append(markers)
-        return self._later(self._answer(markers))
+        yield None
+        return {place: self._later(fault) for place, fault in self._answer(markers).items()}
 
     def _later(self, result: Any) -> Pending[Any]:
         pending: Pending[Any] = Pending()
@@ -98,6 +131,10 @@ class StandIn:
         self.settings = types.SimpleNamespace(topic_defaults={"retention.ms": "1000"})
         self.directory = types.SimpleNamespace(path=Path("/data"))
         self.catalogue_version = 1
+        self.turns: deque[Callable[[], None]] = deque()
+        """What waits for the next turn of the loop."""
+        self.in_slices = Slices(self.turns.append, lambda: 0.0).run  # no time passes: nothing is long
+        self.coordination_problem: str | None = None
         self.groups = Coordinators()
         self.transactions = Coordinators()
         self.overrides: dict[str, dict[str, str]] = {"alpha": {"retention.ms": "5", "segment.bytes": "7"}, "beta": {}}
@@ -108,7 +145,7 @@ class StandIn:
                 online=True,
                 reason="",
                 log=types.SimpleNamespace(size_bytes=100 + at),
-                producers=types.SimpleNamespace(describe=list),
+                producers=types.SimpleNamespace(ids=list),
             )
             for name, count in topics.items()
             for at in range(count)
@@ -138,6 +175,9 @@ class StandIn:
         partitions = [PartitionInfo(at, self._partitions[name, at].online, 6) for at in range(self._topics[name])]
         return TopicInfo(name, IDS.get(name, STRANGE_ID), name.startswith("__"), partitions)
 
+    def topic_names(self) -> list[str]:
+        return sorted(self._topics)
+
     def topics(self) -> list[TopicInfo]:
         return [info for name in sorted(self._topics) if (info := self.topic(name)) is not None]
 
@@ -147,7 +187,9 @@ class StandIn:
     def alter_configs(self, changes: dict[str, dict[str, str | None]], *, validate_only: bool) -> Any:
         if not validate_only:
             self.altered.update(changes)
-        return [TopicResult(name, Fault.NONE) for name in changes]
+        done: Pending[list[TopicResult]] = Pending()
+        done.complete([TopicResult(name, Fault.NONE) for name in changes])
+        return done
 
     async def new_producer_id(self) -> int:
         return 4_711
@@ -181,7 +223,10 @@ class Client:
         (request,) = fed.requests
         result = self.session.perform(request)
         while isinstance(result, Pending) and not result.done:
-            assert self.groups.settle() | self.transactions.settle(), "nobody answers"
+            went_on = self.groups.settle() | self.transactions.settle() | bool(self.engine.turns)
+            for _ in range(len(self.engine.turns)):
+                self.engine.turns.popleft()()
+            assert went_on, "nobody answers"
         description = result.result if isinstance(result, Pending) else result
         assert unknown_names(int(key), description) == set()
         (answer,) = self.session.answer(request, description)

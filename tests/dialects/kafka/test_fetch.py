@@ -12,9 +12,9 @@ from kio.index import load_request_schema
 
 from penstock.dialects.kafka.fetch import FetchPartition, FetchRequest, PartitionAnswer, decode, encode_answer
 from penstock.dialects.kafka.frame import read_header
-from penstock.dialects.kafka.wire import ELEMENTS_MAX
 from penstock.model.chunks import Chunk, FileRange
 from penstock.model.errors import ProtocolError
+from penstock.model.limits import REQUEST_ELEMENTS_MAX as ELEMENTS_MAX
 from tests.dialects.kafka.oracle import (
     ERRORS,
     I32S,

@@ -27,6 +27,7 @@ from penstock.coordination.group_commands import (
 from penstock.dialects.kafka.apis import ApiKey
 from penstock.dialects.kafka.groups import GROUP_OPERATIONS
 from penstock.model.errors import Fault
+from penstock.model.limits import GROUP_PROTOCOLS_MAX
 from tests.dialects.kafka.stand_in import CLIENT_HOST, CLIENT_ID, NODE, Client, versions
 
 LOADING, NOT_AVAILABLE, UNKNOWN_MEMBER, NOT_FOUND, INVALID_REQUEST = 14, 15, 25, 69, 42
@@ -69,6 +70,42 @@ def test_no_coordinator_is_an_error_with_no_address(client: Client, version: int
     assert (row.error_code, row.node_id, row.host, row.port) == (NOT_AVAILABLE, -1, "", -1)
     if version >= 1:
         assert row.error_message
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.FIND_COORDINATOR, first=1))
+@pytest.mark.parametrize("key_type", [0, 1])
+def test_find_coordinator_names_the_reason_why_nothing_can_be_stored(
+    client: Client, version: int, key_type: int
+) -> None:
+    client.engine.coordination_problem = "no room"
+    fields = {"key": "g", "key_type": key_type, "coordinator_keys": ["g"]}
+    answer = client.ask(ApiKey.FIND_COORDINATOR, version, fields)
+    row = answer.coordinators[0] if version >= 4 else answer
+    assert (row.error_code, row.node_id, row.error_message) == (0, NODE, "no room")
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.FIND_COORDINATOR, first=1))
+@pytest.mark.parametrize("key_type", [0, 1])
+def test_topic_of_a_coordinator_is_not_created_where_nothing_can_be_stored(
+    client: Client, version: int, key_type: int
+) -> None:
+    client.engine.coordination_problem = "no room"
+    client.groups.is_open = client.transactions.is_open = False
+    fields = {"key": "g", "key_type": key_type, "coordinator_keys": ["g"]}
+    answer = client.ask(ApiKey.FIND_COORDINATOR, version, fields)
+    row = answer.coordinators[0] if version >= 4 else answer
+    assert (row.error_code, row.node_id, row.error_message) == (NOT_AVAILABLE, -1, "no room")
+    assert (client.groups.ensured, client.transactions.ensured) == (0, 0)
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.FIND_COORDINATOR, first=4))
+def test_find_coordinator_answers_for_each_group_by_itself(client: Client, version: int) -> None:
+    client.groups.problems["g"] = "its log is read-only"
+    answer = client.ask(ApiKey.FIND_COORDINATOR, version, {"key_type": 0, "coordinator_keys": ["g", "h"]})
+    assert [(row.key, row.error_code, row.error_message) for row in answer.coordinators] == [
+        ("g", 0, "its log is read-only"),
+        ("h", 0, None),
+    ]
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.FIND_COORDINATOR, first=1))
@@ -151,6 +188,15 @@ def test_a_refused_join_has_no_protocol_and_keeps_the_member_id(
     answer = client.ask(ApiKey.JOIN_GROUP, version, JOIN)
     assert (answer.error_code, answer.member_id, answer.generation_id, answer.members) == (code, member_id, -1, ())
     assert answer.protocol_name == (None if version >= 7 else "")
+
+
+@pytest.mark.parametrize("too_many", [0, 1])
+def test_a_member_offers_so_many_assignors_at_most(client: Client, too_many: int) -> None:
+    client.groups.answers[JoinGroup] = JoinResult(Fault.MEMBER_ID_REQUIRED, "made-1")
+    protocols = [{"name": f"p{number}", "metadata": b""} for number in range(GROUP_PROTOCOLS_MAX + too_many)]
+    answer = client.ask(ApiKey.JOIN_GROUP, 5, {**JOIN, "protocols": protocols})
+    assert answer.error_code == (42 if too_many else 79)
+    assert len(client.groups.asked) == 1 - too_many
 
 
 # ---- SyncGroup, Heartbeat, LeaveGroup ---------------------------------------------------------------------------------

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
 
 from penstock.dialects.kafka.apis import APIS
-from penstock.dialects.kafka.kio_bridge import answer, decode_request, milliseconds, unknown_names
-from penstock.dialects.kafka.wire import ELEMENTS_MAX, uvarint
+from penstock.dialects.kafka.kio_bridge import answer, answer_in_slices, decode_request, milliseconds, unknown_names
+from penstock.dialects.kafka.wire import uvarint
+from penstock.model import limits
 from penstock.model.errors import Fault, ProtocolError
+from penstock.model.limits import REQUEST_ELEMENTS_MAX as ELEMENTS_MAX
+from penstock.model.slices import Work, at_once
 from tests.dialects.kafka.oracle import (
     answer_frame,
     decode_answer,
@@ -42,6 +45,11 @@ def test_every_version_of_every_api_is_spoken_both_ways(key: int) -> None:
         tree = sample(load_response_schema(key, version))
         assert answer(key, version, 5, tree) == answer_frame(key, version, 5, tree)
         assert answer(key, version, 5, namespaces(tree)) == answer_frame(key, version, 5, tree)
+        assert in_slices(key, version, 5, namespaces(tree)) == answer_frame(key, version, 5, tree)
+
+
+def in_slices(key: int, version: int, correlation_id: int, tree: Any) -> bytes:
+    return b"".join(at_once(answer_in_slices(key, version, correlation_id, tree)).chunks)
 
 
 def namespaces(value: Any) -> Any:
@@ -59,6 +67,7 @@ def test_requests_of_kio_come_back_and_answers_are_those_of_kio(key: int, data: 
     assert decode_request(key, version, memoryview(encode(entity)), 0) == entity
     tree = data.draw(trees(load_response_schema(key, version)))
     assert answer(key, version, 9, tree) == answer_frame(key, version, 9, tree)
+    assert in_slices(key, version, 9, tree) == answer_frame(key, version, 9, tree)
 
 
 @every_api
@@ -244,6 +253,49 @@ def test_nested_messages_that_may_be_null_are_written_with_their_marker() -> Non
     assert decode_answer(68, 1, answer(68, 1, 1, heartbeat)).assignment is None
     assigned = {**heartbeat, "assignment": {"topic_partitions": [{"topic_id": uuid.UUID(int=3), "partitions": [1]}]}}
     assert decode_answer(68, 1, answer(68, 1, 1, assigned)).assignment.topic_partitions[0].partitions == (1,)
+
+
+# ---- answers in slices ------------------------------------------------------------------------------------------------
+
+
+def repeated(value: Any, count: int) -> Any:
+    """The tree with so many elements in each array that it is made of alone."""
+    if isinstance(value, dict):
+        return {name: repeated(inner, count) for name, inner in value.items()}
+    if isinstance(value, list | tuple) and value:
+        return [repeated(value[0], max(1, count // 10)) for _ in range(count)]
+    return value
+
+
+@every_api
+def test_an_answer_with_many_elements_pauses(key: int) -> None:
+    version = APIS[key].version_max
+    tree = repeated(sample(load_response_schema(key, version)), 40)
+    work: Work[Any] = answer_in_slices(key, version, 5, tree)
+    pauses = 0
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            assert b"".join(stop.value.chunks) == answer_frame(key, version, 5, tree)
+            break
+        pauses += 1
+    has_array = any(isinstance(value, list) and value for value in tree.values())
+    assert pauses >= 2 or not has_array
+
+
+def test_a_large_answer_is_in_pieces_that_are_not_copied_again() -> None:
+    tree = {"groups": [{"group_id": "g" * 30_000, "protocol_type": ""} for _ in range(100)]}
+    chunks = at_once(answer_in_slices(16, 2, 1, tree)).chunks
+    assert b"".join(chunks) == answer(16, 2, 1, tree)
+    assert max(map(len, chunks)) < 1_000_000
+
+
+def test_an_answer_that_is_too_large_is_a_protocol_error() -> None:
+    group = {"group_id": "g" * 30_000, "protocol_type": ""}
+    tree = {"groups": [group] * (limits.ANSWER_BYTES_MAX // 30_000 + 1)}
+    with pytest.raises(ProtocolError, match=str(limits.ANSWER_BYTES_MAX)):
+        at_once(answer_in_slices(16, 2, 1, tree))
 
 
 def test_misspelled_names_are_found() -> None:

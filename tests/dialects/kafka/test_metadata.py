@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from penstock.dialects.kafka.metadata import (
     BrokerAddress,
     PartitionDescription,
     TopicDescription,
+    Topics,
     TopicsKept,
     encode_answer,
     encode_topics,
+    encode_topics_in_slices,
 )
+from penstock.model.errors import ProtocolError
 from tests.dialects.kafka.oracle import (
     ERRORS,
     I32S,
@@ -93,16 +97,18 @@ def test_answers_are_those_of_kio(
 ) -> None:
     topics = data.draw(topics_of(version))
     split = data.draw(st.integers(0, len(topics)))
-    frame = encode_answer(
-        version,
-        correlation_id,
-        brokers,
-        cluster_id,
-        number,
-        [encode_topics(version, topics[:split]), encode_topics(version, topics[split:])],
-        cluster_operations=number,
-        error=error,
-        throttle_time_ms=throttle,
+    frame = b"".join(
+        encode_answer(
+            version,
+            correlation_id,
+            brokers,
+            cluster_id,
+            number,
+            [encode_topics(version, topics[:split]), encode_topics(version, topics[split:])],
+            cluster_operations=number,
+            error=error,
+            throttle_time_ms=throttle,
+        )
     )
     tree = tree_of(
         brokers,
@@ -132,13 +138,32 @@ class Catalogue:
         return [topic("a", self.epoch), topic("b", self.epoch)]
 
 
+def get(
+    kept: TopicsKept, version: int, key: object, counter: int, describe: Callable[[], list[TopicDescription]]
+) -> Topics:
+    """What is kept, or what is described now."""
+    found = kept.find(version, key, counter)
+    if found is None:
+        found = encode_topics(version, describe())
+        kept.keep(version, key, counter, found)
+    return found
+
+
+def test_what_was_described_before_the_counter_rose_is_not_kept() -> None:
+    kept = TopicsKept()
+    assert kept.find(9, "all", 1) is None
+    assert kept.find(9, "all", 2) is None
+    kept.keep(9, "all", 1, encode_topics(9, [topic("a")]))
+    assert kept.find(9, "all", 2) is None
+
+
 def test_kept_bytes_serve_until_the_counter_rises() -> None:
     kept, catalogue = TopicsKept(), Catalogue()
-    first = kept.get(9, "all", 1, catalogue.describe)
-    assert kept.get(9, "all", 1, catalogue.describe) is first
+    first = get(kept, 9, "all", 1, catalogue.describe)
+    assert get(kept, 9, "all", 1, catalogue.describe) is first
     assert catalogue.asked == 1
     catalogue.epoch = 4
-    second = kept.get(9, "all", 2, catalogue.describe)
+    second = get(kept, 9, "all", 2, catalogue.describe)
     assert second == encode_topics(9, [topic("a", 4), topic("b", 4)])
     assert second != first
 
@@ -146,21 +171,41 @@ def test_kept_bytes_serve_until_the_counter_rises() -> None:
 def test_kept_bytes_are_of_one_version_and_one_key() -> None:
     kept, catalogue = TopicsKept(), Catalogue()
     for version in range(14):
-        assert kept.get(version, "all", 1, catalogue.describe) == encode_topics(version, catalogue.describe())
-        assert kept.get(version, "a", 1, lambda: [topic("a")]) == encode_topics(version, [topic("a")])
+        assert get(kept, version, "all", 1, catalogue.describe) == encode_topics(version, catalogue.describe())
+        assert get(kept, version, "a", 1, lambda: [topic("a")]) == encode_topics(version, [topic("a")])
 
 
 def test_kept_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "ENTRIES_MAX", 10)
     kept = TopicsKept()
     for number in range(100):
-        entry = kept.get(9, number, 1, lambda number=number: [topic(str(number))])  # type: ignore[misc]
+        entry = get(kept, 9, number, 1, lambda number=number: [topic(str(number))])  # type: ignore[misc]
         assert entry == encode_topics(9, [topic(str(number))])
         assert len(kept._entries) <= 10
 
 
+def test_the_bytes_of_many_topics_are_not_copied() -> None:
+    topics = encode_topics(9, [topic(str(number)) for number in range(5_000)])
+    chunks = encode_answer(9, 1, [], None, 0, [topics])
+    assert any(chunk is topics.data for chunk in chunks)
+    assert len(decode_answer(METADATA, 9, b"".join(chunks)).topics) == 5_000
+
+
+def test_topics_with_many_partitions_are_encoded_in_slices() -> None:
+    partitions = [PartitionDescription(number, 1, 0, (1,), (1,)) for number in range(1_000)]
+    wide = TopicDescription("wide", bytes(16), partitions)
+    work = encode_topics_in_slices(9, [wide, wide])
+    assert sum(1 for _ in work) >= 2_000 // metadata.PAUSE_PARTITIONS
+
+
+def test_topics_that_are_too_large_for_an_answer_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata.limits, "ANSWER_BYTES_MAX", 10_000)
+    with pytest.raises(ProtocolError, match="10000 bytes"):
+        encode_topics(9, [topic(str(number)) for number in range(5_000)])
+
+
 def test_a_topic_asked_by_an_unknown_id_has_no_name_and_keeps_its_id() -> None:
     unknown = TopicDescription(None, bytes(range(16)), error=100)
-    frame = encode_answer(12, 1, [], None, 0, [encode_topics(12, [unknown])])
+    frame = b"".join(encode_answer(12, 1, [], None, 0, [encode_topics(12, [unknown])]))
     (answered,) = decode_answer(METADATA, 12, frame).topics
     assert (answered.name, answered.topic_id, answered.error_code) == (None, uuid.UUID(bytes=bytes(range(16))), 100)

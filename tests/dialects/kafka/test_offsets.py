@@ -19,6 +19,7 @@ from penstock.coordination.group_records import CommittedOffset
 from penstock.coordination.transaction_commands import AddPartitions, PartitionsResult, VerifyPartitions
 from penstock.coordination.transaction_states import Identity
 from penstock.dialects.kafka.apis import ApiKey
+from penstock.dialects.kafka.offsets import COMMITTED_AT_ONCE
 from penstock.model.errors import Fault
 from tests.dialects.kafka.stand_in import IDS, OFFSETS_PARTITION, STRANGE_ID, Client, versions
 
@@ -391,3 +392,80 @@ def test_the_commit_follows_the_verification_in_the_same_moment(client: Client) 
     client.transactions.settle = settle_and_mark  # type: ignore[method-assign]
     client.ask(ApiKey.TXN_OFFSET_COMMIT, 3, TXN_COMMIT)
     assert order == ["commit", "marker"]
+
+
+# ---- many partitions --------------------------------------------------------------------------------------------------
+
+WIDE = 3 * COMMITTED_AT_ONCE + 1
+
+
+@pytest.fixture
+def wide() -> Client:
+    return Client({"wide": WIDE})
+
+
+def test_a_commit_of_many_partitions_is_several_commands(wide: Client) -> None:
+    def commit(command: CommitOffsets) -> CommitResult | Fault:
+        first = command.offsets[0].partition
+        if first == COMMITTED_AT_ONCE:
+            return Fault.COORDINATOR_NOT_AVAILABLE
+        return CommitResult(Fault.NONE, {("wide", first): Fault.OFFSET_METADATA_TOO_LARGE})
+
+    wide.groups.answers[CommitOffsets] = commit
+    rows = [
+        {"partition_index": n, "committed_offset": n, "committed_leader_epoch": -1, "committed_metadata": ""}
+        for n in range(WIDE)
+    ]
+    tree = {
+        "group_id": "g",
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "topics": [{"name": "wide", "partitions": rows}],
+    }
+    answer = wide.ask(ApiKey.OFFSET_COMMIT, 8, tree)
+    committed = [offset.partition for command in wide.groups.asked for offset in command.offsets]
+    assert committed == list(range(WIDE))
+    assert max(len(command.offsets) for command in wide.groups.asked) == COMMITTED_AT_ONCE
+    too_large = [n for n, code in codes(answer) if code == 12]
+    assert too_large == [0, 2 * COMMITTED_AT_ONCE, 3 * COMMITTED_AT_ONCE]
+    not_available = [n for n, code in codes(answer) if code == NOT_AVAILABLE]
+    assert not_available == list(range(COMMITTED_AT_ONCE, 2 * COMMITTED_AT_ONCE))
+
+
+@pytest.mark.parametrize("version", [1, 7, 9])
+def test_offsets_of_many_partitions_are_fetched_by_several_commands(wide: Client, version: int) -> None:
+    def fetch(command: FetchOffsets) -> FetchResult:
+        assert command.partitions is not None
+        return FetchResult(
+            Fault.NONE,
+            {
+                topic: {at: FetchedOffset(CommittedOffset(at + 7, 0)) for at in partitions}
+                for topic, partitions in command.partitions.items()
+            },
+        )
+
+    wide.groups.answers[FetchOffsets] = fetch
+    topics = [{"name": "wide", "partition_indexes": list(range(WIDE))}, {"name": "none", "partition_indexes": []}]
+    group = {"group_id": "g", "topics": topics, "member_id": None, "member_epoch": -1}
+    answer = wide.ask(ApiKey.OFFSET_FETCH, version, {**group, "groups": [group], "require_stable": False})
+    found = answer.groups[0].topics if version >= 8 else answer.topics
+    assert [row.committed_offset for row in found[0].partitions] == list(range(7, WIDE + 7))
+    assert [topic.name for topic in found] == ["wide", "none"]
+    assert len(wide.groups.asked) == 4
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_offsets_of_many_partitions_are_deleted_by_several_commands(wide: Client, ends: bool) -> None:
+    """A group of offsets alone ends with the last of them."""
+
+    def delete(command: DeleteOffsets) -> DeleteOffsetsResult:
+        is_first = command.partitions[0][1] == 0
+        return DeleteOffsetsResult(Fault.NONE if is_first or not ends else Fault.GROUP_ID_NOT_FOUND)
+
+    wide.groups.answers[DeleteOffsets] = delete
+    rows = [{"partition_index": n} for n in range(WIDE)]
+    answer = wide.ask(ApiKey.OFFSET_DELETE, 0, {"group_id": "g", "topics": [{"name": "wide", "partitions": rows}]})
+    assert answer.error_code == 0
+    assert {row.error_code for row in answer.topics[0].partitions} == {0}
+    assert len(wide.groups.asked) == (2 if ends else 4)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.dialects.kafka import produce
 from penstock.dialects.kafka.apis import is_flexible
 from penstock.dialects.kafka.frame import read_header
 from penstock.dialects.kafka.produce import (
@@ -17,8 +18,8 @@ from penstock.dialects.kafka.produce import (
     decode,
     encode_answer,
 )
-from penstock.dialects.kafka.wire import ELEMENTS_MAX
 from penstock.model.errors import ProtocolError
+from penstock.model.limits import REQUEST_ELEMENTS_MAX as ELEMENTS_MAX
 from tests.dialects.kafka.oracle import (
     ERRORS,
     I16S,
@@ -400,3 +401,11 @@ def test_templates_of_many_partitions_are_not_mixed_up(version: int) -> None:
     for partition in range(1_100):
         topics = [("t" if version < 13 else TOPIC_ID.bytes, [PartitionAnswer(partition, 0, 5)])]
         assert encode_answer(version, 1, topics) == answer_frame(PRODUCE, version, 1, tree_of(topics, 0))
+
+
+def test_templates_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce, "_TEMPLATES_MAX", 3)
+    monkeypatch.setattr(produce, "_templates", {})
+    for partition in range(10):
+        assert produce.answer_template(9, "t", partition) is produce.answer_template(9, "t", partition)
+        assert len(produce._templates) <= 3

@@ -11,10 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dialects.kafka.apis import APIS
-from penstock.dialects.kafka.session import Call, KafkaSession, ProduceCall, ProduceRun
+from penstock.dialects.kafka.produce import RUN_ITEMS_MAX
+from penstock.dialects.kafka.session import REQUESTS_AT_ONCE, Call, KafkaSession, ProduceCall, ProduceRun
+from penstock.model import limits
+from penstock.model.errors import ProtocolError
 from penstock.model.fed import Fed
+from penstock.model.slices import at_once
 from penstock.records.builder import NewRecord, build_batch
-from tests.raw_peer import METADATA, api_versions, fetch, metadata, produce, request
+from tests.dialects.kafka.stand_in import Client
+from tests.raw_peer import FETCH, METADATA, PRODUCE, api_versions, fetch, metadata, produce, request
 
 FRAME_BYTES_MAX = 100_000
 BATCH = bytes(build_batch([NewRecord(1_000, b"k", b"v")]))
@@ -43,10 +48,10 @@ def plain(requests: list[Any]) -> list[tuple[Any, ...]]:
                 (item.topic, item.partition, item.acks, correlation, bytes(data)) for correlation, data in item.items
             ]
         elif isinstance(item, ProduceCall):
-            rows.append((item.correlation_id, repr(item.request)))
+            rows.append((item.correlation_id, repr(at_once(item.decoding))))
         else:
             assert isinstance(item, Call)
-            rows.append((item.key, item.version, item.correlation_id, repr(item.body)))
+            rows.append((item.key, item.version, item.correlation_id, bytes(item.view[item.body_start :])))
     return rows
 
 
@@ -101,7 +106,6 @@ def test_produces_in_a_row_for_one_partition_are_one_run() -> None:
         struct.pack(">i", 3) + b"abc",
         request(999, 0, b""),
         request(METADATA, 77, b""),
-        request(METADATA, 9, b"\xff\xff\xff\xff\x0f"),
     ],
 )
 def test_requests_before_a_bad_frame_are_performed_and_those_after_it_are_not(bad: bytes) -> None:
@@ -110,6 +114,76 @@ def test_requests_before_a_bad_frame_are_performed_and_those_after_it_are_not(ba
     assert fed.fatal
     assert len(plain(fed.requests)) == 2
     assert fed.consumed == len(FRAMES["metadata"] + FRAMES["produce"])
+
+
+@pytest.mark.parametrize("key", [METADATA, FETCH, PRODUCE])
+@pytest.mark.parametrize("size", [1, 20, 20_000])
+def test_a_malformed_body_is_found_when_the_request_is_performed(key: int, size: int) -> None:
+    bad = request(key, 9, b"\xff" * size)
+    session = Client().session
+    stream = bytearray(FRAMES["api versions"] + bad + FRAMES["metadata"])
+    fed = session.feed(memoryview(stream))
+    session.perform(fed.requests[0])
+    if fed.fatal is None:
+        with pytest.raises(ProtocolError):
+            session.perform(fed.requests[1])
+    else:
+        assert key == PRODUCE
+        assert len(fed.requests) == 1
+
+
+def test_one_call_cuts_a_bounded_number_of_requests() -> None:
+    frame = FRAMES["api versions"]
+    count = 10 * REQUESTS_AT_ONCE
+    stream = memoryview(bytearray(frame * count))
+    session = new_session()
+    at = found = 0
+    while at < len(stream):
+        fed = session.feed(stream[at:])
+        assert 0 < len(fed.requests) <= REQUESTS_AT_ONCE
+        assert fed.needed == (len(frame) if at + fed.consumed < len(stream) else 0)
+        at += fed.consumed
+        found += len(fed.requests)
+    assert found == count
+
+
+def test_a_run_has_a_bounded_number_of_requests() -> None:
+    stream = memoryview(bytearray(FRAMES["produce"] * 3 * RUN_ITEMS_MAX))
+    runs = new_session().feed(stream).requests
+    assert sum(len(run.items) for run in runs) == 3 * RUN_ITEMS_MAX
+    assert max(len(run.items) for run in runs) == RUN_ITEMS_MAX
+
+
+@pytest.mark.parametrize("count", [6, 100])
+@pytest.mark.parametrize("key", [PRODUCE, FETCH, METADATA])
+def test_a_request_that_is_too_large_is_refused_at_its_first_bytes(key: int, count: int) -> None:
+    session = Client().session
+    size = limits.REQUEST_BYTES_MAX + 1
+    frame = struct.pack(">ih", size, key) + bytes(100)
+    fed = session.feed(memoryview(bytearray(frame[:count])))
+    if key == PRODUCE:
+        assert fed.fatal is None
+        assert fed.needed == size + 4
+    else:
+        assert fed.fatal is not None
+        assert str(limits.REQUEST_BYTES_MAX) in fed.fatal
+
+
+@pytest.mark.parametrize("key", [FETCH, METADATA])
+def test_a_request_of_the_largest_size_is_waited_for(key: int) -> None:
+    size = limits.REQUEST_BYTES_MAX
+    fed = Client().session.feed(memoryview(bytearray(struct.pack(">ih", size, key) + bytes(100))))
+    assert (fed.fatal, fed.needed) == (None, size + 4)
+
+
+@pytest.mark.parametrize("too_large", [0, 1])
+def test_a_frame_has_so_many_bytes_at_most(too_large: int) -> None:
+    size = FRAME_BYTES_MAX + too_large
+    fed = new_session().feed(memoryview(bytearray(struct.pack(">ih", size, PRODUCE))))
+    if too_large:
+        assert fed.fatal == f"a frame of {size} bytes; 1 to {FRAME_BYTES_MAX} are allowed"
+    else:
+        assert (fed.fatal, fed.needed) == (None, size + 4)
 
 
 @given(st.binary(max_size=200))

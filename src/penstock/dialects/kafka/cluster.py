@@ -4,6 +4,7 @@ that one node has no need of. Every requested item is named in the answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
@@ -14,9 +15,9 @@ from penstock.dialects.kafka.lookups import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 from penstock.dialects.kafka.metadata import OPERATIONS_NOT_ASKED
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import topic_name
+from penstock.model.slices import Work, sorted_in_slices
 
 if TYPE_CHECKING:
-    from penstock.broker.partition import Partition
     from penstock.dialects.kafka.service import Caller, KafkaService
 
 PAGE_PARTITIONS_MAX = 2_000
@@ -55,20 +56,26 @@ def describe_cluster(service: KafkaService, body: Any, version: int, caller: Cal
 # ---- partitions, page by page -----------------------------------------------------------------------------------------
 
 
-def describe_topic_partitions(service: KafkaService, body: Any, version: int, caller: Caller) -> dict[str, Any]:
+def describe_topic_partitions(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     """All topics or the named ones, in the order of their names; the cursor says where the next page begins (KIP-966)."""
     engine = service.engine
     cursor = body.cursor
-    names = sorted({topic.name for topic in body.topics} or {info.name for info in engine.topics()})
+    asked = {topic.name for topic in body.topics}
+    names: Iterable[str] = (yield from sorted_in_slices(asked)) if asked else engine.topic_names()
     first = 0
     if cursor is not None:
-        if cursor.partition_index < 0 or (body.topics and cursor.topic_name not in names):
-            return {"topics": [_refused_topic(topic.name, Fault.INVALID_REQUEST) for topic in body.topics]}
-        names = [name for name in names if name >= cursor.topic_name]
+        if cursor.partition_index < 0 or (asked and cursor.topic_name not in asked):
+            refused = []
+            for topic in body.topics:
+                refused.append(_refused_topic(topic.name, Fault.INVALID_REQUEST))
+                yield None
+            return {"topics": refused}
+        names = (name for name in names if name >= cursor.topic_name)
         first = cursor.partition_index
     left = max(1, min(body.response_partition_limit, PAGE_PARTITIONS_MAX))
     topics: list[dict[str, Any]] = []
     for name in names:
+        yield None
         info = engine.topic(name)
         if left == 0:
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
@@ -124,27 +131,28 @@ def _partition(service: KafkaService, info: PartitionInfo) -> dict[str, Any]:
 # ---- disks ------------------------------------------------------------------------------------------------------------
 
 
-def describe_log_dirs(service: KafkaService, body: Any, version: int, caller: Caller) -> dict[str, Any]:
+def describe_log_dirs(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     """The one data directory with the sizes of the logs in it; asked partitions that are not here are left out, as Kafka
     does."""
     engine = service.engine
-    found: list[Partition] = []
+    places: Iterable[tuple[str, int]]
     if body.topics is None:
-        found += engine.partitions()
+        places = [(str(partition.id.topic), partition.id.partition) for partition in engine.partitions()]
     else:
-        for topic in body.topics:
-            found += [part for at in topic.partitions if (part := engine.partition(topic.topic, at)) is not None]
+        places = ((topic.topic, at) for topic in body.topics for at in topic.partitions)
     topics: dict[str, list[dict[str, Any]]] = {}
-    for partition in found:
-        if partition.log is not None:
-            topics.setdefault(partition.id.topic, []).append(
+    for name, at in places:
+        partition = engine.partition(name, at)
+        if partition is not None and partition.log is not None:
+            topics.setdefault(name, []).append(
                 {
-                    "partition_index": partition.id.partition,
+                    "partition_index": at,
                     "partition_size": partition.log.size_bytes,
                     "offset_lag": 0,
                     "is_future_key": False,
                 }
             )
+        yield None
     return {
         "error_code": Fault.NONE,
         "results": [
@@ -160,25 +168,30 @@ def describe_log_dirs(service: KafkaService, body: Any, version: int, caller: Ca
 # ---- elections and moves ----------------------------------------------------------------------------------------------
 
 
-def elect_leaders(service: KafkaService, body: Any, version: int, caller: Caller) -> dict[str, Any]:
+def elect_leaders(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     """Every partition that is online has the only leader it can have. Asked about all, those that need none are left out."""
     kind = getattr(body, "election_type", _PREFERRED)
     if kind not in (_PREFERRED, _UNCLEAN):
         return {"error_code": Fault.INVALID_REQUEST, "replica_election_results": []}
+    asked: list[tuple[str, Sequence[int]]] = []
     if body.topic_partitions is None:
-        asked = [
-            (info.name, [p.partition for p in info.partitions if not p.online]) for info in service.engine.topics()
-        ]
-        asked = [(name, partitions) for name, partitions in asked if partitions]
+        offline: dict[str, list[int]] = {}
+        for partition in list(service.engine.partitions()):
+            if not partition.online:
+                offline.setdefault(partition.id.topic, []).append(partition.id.partition)
+            yield None
+        asked = [(name, sorted(offline[name])) for name in sorted(offline)]
     else:
         asked = [(topic.topic, topic.partitions) for topic in body.topic_partitions]
-    return {
-        "error_code": Fault.NONE,
-        "replica_election_results": [
-            {"topic": name, "partition_result": [_election(service, name, at, kind) for at in partitions]}
-            for name, partitions in asked
-        ],
-    }
+    results = []
+    for name, partitions in asked:
+        rows = []
+        for at in partitions:
+            rows.append(_election(service, name, at, kind))
+            yield None
+        results.append({"topic": name, "partition_result": rows})
+        yield None
+    return {"error_code": Fault.NONE, "replica_election_results": results}
 
 
 def _election(service: KafkaService, topic: str, partition: int, kind: int) -> dict[str, Any]:
@@ -200,19 +213,23 @@ def list_partition_reassignments(service: KafkaService, body: Any, version: int,
     return {"error_code": Fault.NONE, "error_message": None, "topics": []}
 
 
-def alter_partition_reassignments(service: KafkaService, body: Any, version: int, caller: Caller) -> dict[str, Any]:
+def alter_partition_reassignments(
+    service: KafkaService, body: Any, version: int, caller: Caller
+) -> Work[dict[str, Any]]:
     """To this node alone is where every partition is; anywhere else it cannot go."""
+    responses = []
+    for topic in body.topics:
+        rows = []
+        for partition in topic.partitions:
+            rows.append(_reassignment(service, topic.name, partition))
+            yield None
+        responses.append({"name": topic.name, "partitions": rows})
+        yield None
     return {
         "error_code": Fault.NONE,
         "error_message": None,
         "allow_replication_factor_change": getattr(body, "allow_replication_factor_change", True),
-        "responses": [
-            {
-                "name": topic.name,
-                "partitions": [_reassignment(service, topic.name, partition) for partition in topic.partitions],
-            }
-            for topic in body.topics
-        ],
+        "responses": responses,
     }
 
 
@@ -222,7 +239,7 @@ def _reassignment(service: KafkaService, topic: str, asked: Any) -> dict[str, An
         fault = Fault.UNKNOWN_TOPIC_OR_PARTITION
     elif asked.replicas is None:
         fault = Fault.NO_REASSIGNMENT_IN_PROGRESS
-    elif tuple(asked.replicas) != (service.address.node_id,):
+    elif len(asked.replicas) != 1 or asked.replicas[0] != service.address.node_id:
         fault = Fault.INVALID_REPLICA_ASSIGNMENT
         text = f"the partition can be on broker {service.address.node_id} alone: there is no other"
     return {
@@ -235,11 +252,11 @@ def _reassignment(service: KafkaService, topic: str, asked: Any) -> dict[str, An
 # ---- what has configs -------------------------------------------------------------------------------------------------
 
 
-def list_config_resources(service: KafkaService, body: Any, version: int, caller: Caller) -> dict[str, Any]:
+def list_config_resources(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     """Version 0 asks for client metrics alone, of which there are none; from version 1 on for any type (KIP-1142)."""
     node = str(service.address.node_id)
-    resources: dict[int, list[str]] = {
-        TOPIC: [info.name for info in service.engine.topics()],
+    resources: dict[int, Sequence[str]] = {
+        TOPIC: service.engine.topic_names(),
         BROKER: [node],
         BROKER_LOGGER: [node],
         _CLIENT_METRICS: [],
@@ -248,9 +265,9 @@ def list_config_resources(service: KafkaService, body: Any, version: int, caller
     asked = [_CLIENT_METRICS] if version == 0 else list(dict.fromkeys(body.resource_types)) or list(resources)
     if any(kind not in resources for kind in asked):
         return {"error_code": Fault.UNSUPPORTED_VERSION, "config_resources": []}
-    return {
-        "error_code": Fault.NONE,
-        "config_resources": [
-            {"resource_name": name, "resource_type": kind} for kind in asked for name in resources[kind]
-        ],
-    }
+    rows = []
+    for kind in asked:
+        for name in resources[kind]:
+            rows.append({"resource_name": name, "resource_type": kind})
+            yield None
+    return {"error_code": Fault.NONE, "config_resources": rows}

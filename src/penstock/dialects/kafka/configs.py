@@ -5,11 +5,12 @@ A broker's configs are told in Kafka's names, because tools look for them there;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.model.errors import BrokerError, Fault
-from penstock.model.pending import Pending, when
+from penstock.model.ids import is_internal
+from penstock.model.slices import Work
 from penstock.model.topic_config import KEYS, KeyType
 
 if TYPE_CHECKING:
@@ -63,10 +64,13 @@ BROKER_NAMES = {
 }
 
 
-def describe_configs(service: KafkaService, body: Any, version: int, caller: Caller) -> dict[str, Any]:
+def describe_configs(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     documented = getattr(body, "include_documentation", False)
+    shown: dict[Hashable, list[dict[str, Any]]] = {}
+    """The configs of resources that were shown before: thousands of topics may have the same."""
     results = []
     for resource in body.resources:
+        yield None
         result: dict[str, Any] = {
             "error_code": Fault.NONE,
             "error_message": None,
@@ -74,18 +78,19 @@ def describe_configs(service: KafkaService, body: Any, version: int, caller: Cal
             "resource_name": resource.resource_name,
             "configs": [],
         }
+        results.append(result)
         try:
-            entries = _entries(service, resource.resource_type, resource.resource_name)
+            key, entries = _entries(service, resource.resource_type, resource.resource_name)
         except BrokerError as error:
             result.update(error_code=error.fault, error_message=error.text)
-        else:
-            keys = resource.configuration_keys
-            result["configs"] = [
-                _shown(entry, synonyms=body.include_synonyms, documented=documented)
-                for entry in entries
-                if keys is None or entry["name"] in keys
-            ]
-        results.append(result)
+            continue
+        if key not in shown:
+            shown[key] = [_shown(entry, synonyms=body.include_synonyms, documented=documented) for entry in entries]
+        configs = shown[key]
+        if resource.configuration_keys is not None:
+            keys = set(resource.configuration_keys)
+            configs = [entry for entry in configs if entry["name"] in keys]
+        result["configs"] = configs
     return {"results": results}
 
 
@@ -97,22 +102,27 @@ def _shown(entry: dict[str, Any], *, synonyms: bool, documented: bool) -> dict[s
     }
 
 
-def _entries(service: KafkaService, resource_type: int, name: str) -> Iterable[dict[str, Any]]:
+def _entries(service: KafkaService, resource_type: int, name: str) -> tuple[Hashable, Iterable[dict[str, Any]]]:
+    """What the configs depend on, and the configs."""
     if resource_type == TOPIC:
         overrides = service.engine.topic_configs(name)
         if overrides is None:
             raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
-        return topic_entries(service, overrides)
+        read_only = is_internal(name)
+        entries = topic_entries(service, overrides, read_only=read_only)
+        return (TOPIC, read_only, frozenset(overrides.items())), entries
     if resource_type == BROKER:
         if name not in ("", str(service.address.node_id)):
             raise BrokerError(Fault.INVALID_REQUEST, f"this is broker {service.address.node_id}, not {name!r}")
-        return broker_entries(service)
+        return BROKER, broker_entries(service)
     if resource_type == BROKER_LOGGER:
-        return ()
+        return BROKER_LOGGER, ()
     raise BrokerError(Fault.INVALID_REQUEST, f"resource type {resource_type} has no configs here")
 
 
-def topic_entries(service: KafkaService, overrides: Mapping[str, str]) -> Iterable[dict[str, Any]]:
+def topic_entries(
+    service: KafkaService, overrides: Mapping[str, str], *, read_only: bool = False
+) -> Iterable[dict[str, Any]]:
     """Every topic config with its value, where it comes from, and what would hold without that."""
     defaults = service.engine.settings.topic_defaults or {}
     for key in KEYS.values():
@@ -127,7 +137,7 @@ def topic_entries(service: KafkaService, overrides: Mapping[str, str]) -> Iterab
         yield {
             "name": key.name,
             "value": synonyms[0]["value"],
-            "read_only": False,
+            "read_only": read_only,
             "config_source": synonyms[0]["source"],
             "is_sensitive": False,
             "synonyms": synonyms,
@@ -220,11 +230,11 @@ def _broker_entry(name: str, value: str | None, kind: KeyType, doc: str, source:
     }
 
 
-def incremental_alter_configs(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
+def incremental_alter_configs(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     return _alter(service, body, _changes)
 
 
-def alter_configs(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
+def alter_configs(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     """What is not named goes back to its default; Kafka has deprecated this request for that reason."""
     return _alter(service, body, _replacement)
 
@@ -234,10 +244,13 @@ Changes = dict[str, str | None]
 """Values to set or, with None, to unset."""
 
 
-def _alter(service: KafkaService, body: Any, changes_of: Callable[[Overrides, Overrides, Any], Changes]) -> Any:
+def _alter(
+    service: KafkaService, body: Any, changes_of: Callable[[Overrides, Overrides, Any], Work[Changes]]
+) -> Work[dict[str, Any]]:
     refused: dict[int, BrokerError] = {}
     changes: dict[str, Changes] = {}
     for at, resource in enumerate(body.resources):
+        yield None
         try:
             if resource.resource_type != TOPIC:
                 raise BrokerError(
@@ -249,40 +262,38 @@ def _alter(service: KafkaService, body: Any, changes_of: Callable[[Overrides, Ov
             if overrides is None:
                 raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION, f"topic {resource.resource_name!r} does not exist")
             defaults = service.engine.settings.topic_defaults or {}
-            changes[resource.resource_name] = changes_of(overrides, defaults, resource.configs)
+            changes[resource.resource_name] = yield from changes_of(overrides, defaults, resource.configs)
         except BrokerError as error:
             refused[at] = error
-    done: list[TopicResult] | Pending[list[TopicResult]] = []
+    by_name: dict[str, TopicResult] = {}
     if changes:
-        done = service.engine.alter_configs(changes, validate_only=body.validate_only)
-
-    def answer(results: list[TopicResult]) -> dict[str, Any]:
+        results: list[TopicResult] = yield service.engine.alter_configs(changes, validate_only=body.validate_only)
         by_name = {result.name: result for result in results}
-        rows = []
-        for at, resource in enumerate(body.resources):
-            error = refused.get(at)
-            if error is None:
-                result = by_name[resource.resource_name]
-                fault, text = result.fault, result.text
-            else:
-                fault, text = error.fault, error.text
-            rows.append(
-                {
-                    "error_code": fault,
-                    "error_message": None if fault is Fault.NONE else text or fault.value,
-                    "resource_type": resource.resource_type,
-                    "resource_name": resource.resource_name,
-                }
-            )
-        return {"responses": rows}
+    rows = []
+    for at, resource in enumerate(body.resources):
+        refusal = refused.get(at)
+        if refusal is None:
+            result = by_name[resource.resource_name]
+            fault, text = result.fault, result.text
+        else:
+            fault, text = refusal.fault, refusal.text
+        rows.append(
+            {
+                "error_code": fault,
+                "error_message": None if fault is Fault.NONE else text or fault.value,
+                "resource_type": resource.resource_type,
+                "resource_name": resource.resource_name,
+            }
+        )
+        yield None
+    return {"responses": rows}
 
-    return when(done, answer)
 
-
-def _changes(overrides: Overrides, defaults: Overrides, configs: Any) -> Changes:
+def _changes(overrides: Overrides, defaults: Overrides, configs: Any) -> Work[Changes]:
     """What the operations come to."""
     changes: Changes = {}
     for config in configs:
+        yield None
         key = KEYS.get(config.name)
         operation = config.config_operation
         if config.name in changes:
@@ -297,22 +308,23 @@ def _changes(overrides: Overrides, defaults: Overrides, configs: Any) -> Changes
             if key is None or key.type is not KeyType.LIST:
                 raise BrokerError(Fault.INVALID_CONFIG, f"{config.name} is not a list: it cannot be added to")
             current = overrides.get(key.name, defaults.get(key.name, key.default)) or ""
-            items = [item for item in current.split(",") if item]
-            given = [item for item in config.value.split(",") if item]
+            items = dict.fromkeys(item for item in current.split(",") if item)
+            given = dict.fromkeys(item for item in config.value.split(",") if item)
             if operation == _APPEND:
-                items += [item for item in given if item not in items]
+                items.update(given)
             else:
-                items = [item for item in items if item not in given]
+                items = {item: None for item in items if item not in given}
             changes[config.name] = ",".join(items)
         else:
             raise BrokerError(Fault.INVALID_REQUEST, f"config operation {operation} is not known")
     return changes
 
 
-def _replacement(overrides: Overrides, defaults: Overrides, configs: Any) -> Changes:
+def _replacement(overrides: Overrides, defaults: Overrides, configs: Any) -> Work[Changes]:
     """Everything that is set now is unset, but for what is named."""
     named: Changes = {}
     for config in configs:
+        yield None
         if config.name in named:
             raise BrokerError(Fault.INVALID_REQUEST, f"{config.name} is named twice")
         if config.value is None:

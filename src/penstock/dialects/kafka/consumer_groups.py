@@ -7,19 +7,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.coordination.group_commands import (
+    NAME_CHARS_MAX,
     NO_MEMBER,
     ConsumerGroupDescription,
     ConsumerHeartbeat,
     ConsumerHeartbeatResult,
     DescribeConsumerGroup,
 )
-from penstock.dialects.kafka.coordinators import ask_group
+from penstock.dialects.kafka.coordinators import Room, ask_each, ask_group
 from penstock.dialects.kafka.groups import GROUP_OPERATIONS
 from penstock.dialects.kafka.kio_bridge import milliseconds
 from penstock.dialects.kafka.metadata import OPERATIONS_NOT_ASKED
-from penstock.model.errors import Fault
+from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import ZERO_ID
-from penstock.model.pending import gather, when
+from penstock.model.pending import Pending
+from penstock.model.slices import Work
 
 if TYPE_CHECKING:
     from penstock.dialects.kafka.service import Caller, KafkaService
@@ -28,10 +30,16 @@ _CONSUMER_MEMBER = 1
 _FIRST_WITH_CLIENT_MADE_MEMBER_IDS = 1
 
 
-def consumer_group_heartbeat(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
+def consumer_group_heartbeat(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     if version >= _FIRST_WITH_CLIENT_MADE_MEMBER_IDS and body.member_id == NO_MEMBER:  # KIP-1082
         return _heartbeat_answer(ConsumerHeartbeatResult(Fault.INVALID_REQUEST, "MemberId can't be empty."))
     names = body.subscribed_topic_names
+    pattern = getattr(body, "subscribed_topic_regex", None)
+    if len(pattern or "") <= NAME_CHARS_MAX:
+        try:
+            yield from service.engine.groups.find_topics(body.group_id, pattern)
+        except BrokerError as error:
+            return _heartbeat_answer(ConsumerHeartbeatResult(error.fault, error.text))
     command = ConsumerHeartbeat(
         group=body.group_id,
         member_id=body.member_id,
@@ -42,17 +50,24 @@ def consumer_group_heartbeat(service: KafkaService, body: Any, version: int, cal
         client_host=caller.client_host,
         rebalance_timeout_ms=milliseconds(body.rebalance_timeout),
         subscribed_names=None if names is None else tuple(names),
-        subscribed_regex=getattr(body, "subscribed_topic_regex", None),
+        subscribed_regex=pattern,
         assignor=body.server_assignor,
-        owned=_owned(body.topic_partitions),
+        owned=(yield from _owned(body.topic_partitions)),
     )
-    return when(ask_group(service, command.group, command), _heartbeat_answer)
+    result = ask_group(service, command.group, command)
+    answer = _heartbeat_answer((yield result) if isinstance(result, Pending) else result)
+    yield None  # a large assignment is encoded in slices
+    return answer
 
 
-def _owned(topics: Any) -> dict[uuid.UUID, frozenset[int]] | None:
+def _owned(topics: Any) -> Work[dict[uuid.UUID, frozenset[int]] | None]:
     if topics is None:
         return None
-    return {topic.topic_id or ZERO_ID: frozenset(topic.partitions) for topic in topics}
+    owned: dict[uuid.UUID, frozenset[int]] = {}
+    for topic in topics:
+        owned[topic.topic_id or ZERO_ID] = frozenset(topic.partitions)
+        yield None
+    return owned
 
 
 def _heartbeat_answer(result: ConsumerHeartbeatResult | Fault) -> dict[str, Any]:
@@ -76,22 +91,29 @@ def _heartbeat_answer(result: ConsumerHeartbeatResult | Fault) -> dict[str, Any]
     }
 
 
-def consumer_group_describe(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
-    asked: list[Any] = [
-        ask_group(service, group, DescribeConsumerGroup(group)) if group else Fault.INVALID_GROUP_ID
-        for group in body.group_ids
-    ]
+def consumer_group_describe(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     operations = GROUP_OPERATIONS if body.include_authorized_operations else OPERATIONS_NOT_ASKED
 
-    def answer(results: list[ConsumerGroupDescription | Fault]) -> dict[str, Any]:
-        return {
-            "groups": [
-                _described(service, group, result, operations)
-                for group, result in zip(body.group_ids, results, strict=True)
-            ]
-        }
+    def ask(group: str) -> Any:
+        return ask_group(service, group, DescribeConsumerGroup(group)) if group else Fault.INVALID_GROUP_ID
 
-    return when(gather(asked), answer)
+    room = Room()
+
+    def row(group: str, result: ConsumerGroupDescription | Fault) -> dict[str, Any]:
+        room.take(1 if isinstance(result, Fault) else 1 + _elements(result))
+        return _described(service, group, result, operations)
+
+    return {"groups": (yield from ask_each(body.group_ids, ask, row))}
+
+
+def _elements(result: ConsumerGroupDescription) -> int:
+    """About as many as the answer has: members, names and partitions."""
+    count = 0
+    for member in result.members:
+        count += 1 + len(member.subscribed_names)
+        for assignment in (member.assignment, member.target):
+            count += len(assignment) + sum(map(len, assignment.values()))
+    return count
 
 
 def _described(

@@ -6,16 +6,24 @@ A coordinator answers now or later, and either with its result or with a `Fault`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.dialects.kafka.apis import ApiKey
-from penstock.model.errors import Fault
+from penstock.model import limits
+from penstock.model.errors import Fault, ProtocolError
+from penstock.model.pending import Pending
+from penstock.model.slices import Work
 
 if TYPE_CHECKING:
+    from penstock.broker.groups import Groups
+    from penstock.broker.transactions import Transactions
     from penstock.coordination.group_commands import Command as GroupCommand
     from penstock.coordination.transaction_commands import Command as TransactionCommand
     from penstock.dialects.kafka.service import Caller, KafkaService
+
+T = TypeVar("T")
 
 _GROUP_KEY = 0
 _TRANSACTION_KEY = 1
@@ -58,24 +66,74 @@ def ask_transaction(service: KafkaService, transactional_id: str, command: Trans
     return service.engine.transactions.ask(transactional_id, command)
 
 
-def find_coordinator(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
-    """This node, once the internal topic is there; several keys in one request from version 4 on."""
-    key_type = getattr(body, "key_type", _GROUP_KEY)
-    keys = body.coordinator_keys if version >= 4 else (body.key,)
+class Room:
+    """How many elements an answer may still get."""
 
-    def answer(fault: Fault) -> dict[str, Any]:
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = limits.ANSWER_ELEMENTS_MAX
+
+    def take(self, count: int) -> None:
+        """Raises ProtocolError if the answer becomes too large."""
+        self._left -= count
+        if self._left < 0:
+            raise ProtocolError(f"the answer has more than {limits.ANSWER_ELEMENTS_MAX} elements; ask for less at once")
+
+
+ASKED_AT_ONCE = 64
+"""Questions of one request whose answers wait for a flush at the same time."""
+
+
+def ask_each(names: Sequence[str], ask: Callable[[str], Any], row: Callable[[str, Any], T]) -> Work[list[T]]:
+    """Ask about each name and make a row of each answer, in order."""
+    rows: list[T] = []
+    waiting: deque[tuple[str, Any]] = deque()
+    for name in names:
+        waiting.append((name, ask(name)))
+        if len(waiting) >= ASKED_AT_ONCE:
+            first, answer = waiting.popleft()
+            rows.append(row(first, (yield answer) if isinstance(answer, Pending) else answer))
+        yield None
+    for first, answer in waiting:
+        rows.append(row(first, (yield answer) if isinstance(answer, Pending) else answer))
+        yield None
+    return rows
+
+
+def find_coordinator(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
+    """This node, once the internal topic is there; several keys in one request from version 4 on.
+
+    A coordinator that cannot store anything is found all the same: it answers what needs no storing. Why it refuses the
+    rest is in the error message, beside the error code of success; the other requests to a coordinator have no room for it.
+    """
+    engine = service.engine
+    key_type = getattr(body, "key_type", _GROUP_KEY)
+    coordinators: Groups | Transactions | None = None
+    if key_type in (_GROUP_KEY, _TRANSACTION_KEY):
+        coordinators = engine.groups if key_type == _GROUP_KEY else engine.transactions
+    if coordinators is None:
+        fault = Fault.INVALID_REQUEST
+    elif not coordinators.is_open and engine.coordination_problem is not None:
+        fault = Fault.COORDINATOR_NOT_AVAILABLE
+    else:
+        fault = yield coordinators.ensure()
+
+    def row(key: str) -> dict[str, Any]:
+        problem = None if coordinators is None else engine.coordination_problem or coordinators.problem_of(key)
         address = service.address
-        found = {
+        return {
             "error_code": fault,
-            "error_message": None if fault is Fault.NONE else fault.value,
+            "error_message": problem or (None if fault is Fault.NONE else fault.value),
             "node_id": address.node_id if fault is Fault.NONE else -1,
             "host": address.host if fault is Fault.NONE else "",
             "port": address.port if fault is Fault.NONE else -1,
         }
-        return {**found, "coordinators": [{**found, "key": key} for key in keys]}
 
-    if key_type == _GROUP_KEY:
-        return service.engine.groups.ensure().map(answer)
-    if key_type == _TRANSACTION_KEY:
-        return service.engine.transactions.ensure().map(answer)
-    return answer(Fault.INVALID_REQUEST)
+    if version < 4:
+        return row(body.key)
+    rows = []
+    for key in body.coordinator_keys:
+        rows.append({"key": key, **row(key)})
+        yield None
+    return {"coordinators": rows}

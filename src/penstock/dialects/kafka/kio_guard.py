@@ -11,7 +11,8 @@ import functools
 from typing import Protocol
 
 from penstock.dialects.kafka.kio_schema import FIXED_BYTES, Field, Shape, request_shape
-from penstock.dialects.kafka.wire import ELEMENTS_MAX, I16, I32, MALFORMED, read_uvarint, uvarint
+from penstock.dialects.kafka.wire import I16, I32, MALFORMED, read_tag_count, read_uvarint, uvarint
+from penstock.model import limits
 from penstock.model.errors import ProtocolError
 
 
@@ -155,7 +156,7 @@ def _array_step(step: _Step, fixed: int | None, bytes_min: int, is_flexible: boo
                 raise ProtocolError(f"array {name} of the request has {count} elements")
             return at
         tally.elements += count
-        if count * bytes_min > len(view) - at or tally.elements > ELEMENTS_MAX:
+        if count * bytes_min > len(view) - at or tally.elements > limits.REQUEST_ELEMENTS_MAX:
             raise ProtocolError(f"array {name} of the request claims {count} elements in {len(view) - at} bytes")
         if fixed is not None:
             return at + count * fixed
@@ -174,7 +175,7 @@ def _tags_step(shape: Shape) -> _Step:
     def walk(view: memoryview, start: int, tally: _Tally) -> int:
         if view[start] == 0:
             return start + 1
-        count, at = read_uvarint(view, start)
+        count, at = read_tag_count(view, start)
         kept: list[tuple[int, bytes | memoryview]] = []
         changed = False
         for _ in range(count):

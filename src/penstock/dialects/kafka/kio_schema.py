@@ -1,7 +1,7 @@
 """kio's generated dataclasses read as plain shapes: what a version of a message holds, field by field.
 
-The guard in front of kio's reader and the encoder of answers are both built from these; nothing else looks at kio's
-dataclasses.
+The guard in front of kio's reader, the decoder for large requests and the encoder of answers are built from these; nothing
+else looks at kio's dataclasses.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class Shape:
     is_flexible: bool
     fields: tuple[Field, ...]
     """In wire order, tagged ones among them."""
+    entity: type[Any]
+    """kio's class."""
 
 
 def request_type(key: int, version: int) -> type[Any]:
@@ -80,7 +82,8 @@ def answer_shape(key: int, version: int) -> Shape:
 
 
 def _shape(entity: type[Any]) -> Shape:
-    return Shape(entity.__name__, entity.__flexible__, tuple(_field(field) for field in dataclasses.fields(entity)))
+    fields = tuple(_field(field) for field in dataclasses.fields(entity))
+    return Shape(entity.__name__, entity.__flexible__, fields, entity)
 
 
 def _field(field: dataclasses.Field[Any]) -> Field:

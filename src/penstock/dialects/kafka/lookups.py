@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
-from penstock.broker.engine import NewTopic, OffsetFound, TopicInfo, TopicResult
+from penstock.broker.engine import NewTopic, OffsetFound, PartitionInfo, TopicInfo, TopicResult
 from penstock.dialects.kafka.errors import CODES
+from penstock.dialects.kafka.kio_writer import Encoded
 from penstock.dialects.kafka.metadata import (
     OPERATIONS_NOT_ASKED,
     PartitionDescription,
     TopicDescription,
+    Topics,
     encode_answer,
-    encode_topics,
+    encode_topics_in_slices,
 )
+from penstock.model import limits
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import is_internal, topic_name
-from penstock.model.pending import Pending, gather, when
+from penstock.model.pending import Pending
+from penstock.model.slices import Work
 
 if TYPE_CHECKING:
     from penstock.dialects.kafka.service import Caller, KafkaService
@@ -30,67 +36,95 @@ _NO_ID = bytes(16)
 # ---- Metadata ---------------------------------------------------------------------------------------------------------
 
 
-def metadata(service: KafkaService, body: Any, version: int, correlation_id: int) -> bytes | Pending[bytes]:
+def metadata(service: KafkaService, body: Any, version: int, correlation_id: int) -> Encoded | Work[Encoded]:
     """All topics, or those asked for by name or id; missing ones are made when client and broker allow it."""
-    engine = service.engine
-    if body.topics is None or (version == 0 and not body.topics):
-        return _metadata_answer(service, body, version, correlation_id, None, {})
-    may_create = engine.settings.auto_create_topics and (version < 4 or body.allow_auto_topic_creation)
-    # A consumer may ask for an internal topic before the broker has created it: it is unknown, not refused.
-    missing = {
-        topic.name: NewTopic(topic.name)
-        for topic in body.topics
-        if may_create and topic.name is not None and not is_internal(topic.name) and engine.topic(topic.name) is None
-    }
-    if not missing:
-        return _metadata_answer(service, body, version, correlation_id, body.topics, {})
-    return engine.create_topics(list(missing.values()), validate_only=False).map(
-        lambda made: _metadata_answer(service, body, version, correlation_id, body.topics, {r.name: r for r in made})
-    )
-
-
-def _metadata_answer(
-    service: KafkaService,
-    body: Any,
-    version: int,
-    correlation_id: int,
-    asked: Any,
-    made: dict[str, TopicResult],
-) -> bytes:
     engine = service.engine
     operations = (
         TOPIC_OPERATIONS if getattr(body, "include_topic_authorized_operations", False) else OPERATIONS_NOT_ASKED
     )
-    if asked is None:
-        key: object = ("all", operations)
-        topics = service.topics_kept.get(
-            version,
-            key,
-            engine.catalogue_version,
-            lambda: [_describe(service, info, operations) for info in engine.topics()],
-        )
-    elif len(asked) == 1 and asked[0].name is not None and engine.topic(asked[0].name) is not None:
-        name = asked[0].name
-        topics = service.topics_kept.get(
-            version,
-            (name, operations),
-            engine.catalogue_version,
-            lambda: [_describe_asked(service, asked[0], operations, made)],
-        )
-    else:
-        topics = encode_topics(version, [_describe_asked(service, topic, operations, made) for topic in asked])
+    asked = body.topics
+    if asked is None or (version == 0 and not asked):
+        key: Hashable = ("all", operations)
+        kept = service.topics_kept.find(version, key, engine.catalogue_version)
+        if kept is None:
+            infos = (info for name in engine.topic_names() if (info := engine.topic(name)) is not None)
+            described = (_describe(service, info, operations) for info in infos)
+            return _kept_metadata(service, body, version, correlation_id, key, described)
+        return _metadata_answer(service, body, version, correlation_id, kept)
+    if len(asked) == 1 and asked[0].name is not None:
+        info = engine.topic(asked[0].name)
+        if info is not None:
+            key = (info.name, operations)
+            kept = service.topics_kept.find(version, key, engine.catalogue_version)
+            if kept is None:
+                described = (_describe(service, info, operations) for info in (info,))
+                return _kept_metadata(service, body, version, correlation_id, key, described)
+            return _metadata_answer(service, body, version, correlation_id, kept)
+    return _asked_metadata(service, body, version, correlation_id, operations)
+
+
+def _kept_metadata(
+    service: KafkaService,
+    body: Any,
+    version: int,
+    correlation_id: int,
+    key: Hashable,
+    described: Iterable[TopicDescription],
+) -> Work[Encoded]:
+    """Topics that are described now, and kept for the next who asks."""
+    counter = service.engine.catalogue_version
+    topics = yield from encode_topics_in_slices(version, described)
+    service.topics_kept.keep(version, key, counter, topics)
+    return _metadata_answer(service, body, version, correlation_id, topics)
+
+
+def _asked_metadata(
+    service: KafkaService, body: Any, version: int, correlation_id: int, operations: int
+) -> Work[Encoded]:
+    engine = service.engine
+    may_create = engine.settings.auto_create_topics and (version < 4 or body.allow_auto_topic_creation)
+    made: dict[str, TopicResult] = {}
+    if may_create:
+        missing: dict[str, NewTopic] = {}
+        for topic in body.topics:
+            # A consumer may ask for an internal topic before the broker has created it: it is unknown, not refused.
+            if topic.name is not None and not is_internal(topic.name) and engine.topic(topic.name) is None:
+                missing[topic.name] = NewTopic(topic.name)
+                if len(missing) >= limits.AUTO_CREATED_TOPICS_MAX:
+                    break  # the others do not exist yet: the client asks again
+            yield None
+        if missing:
+            results: list[TopicResult] = yield engine.create_topics(list(missing.values()), validate_only=False)
+            made = {result.name: result for result in results}
+    described = (
+        None if topic is None else _describe_asked(service, topic, operations, made) for topic in _once(body.topics)
+    )
+    topics = yield from encode_topics_in_slices(version, described)
+    return _metadata_answer(service, body, version, correlation_id, topics)
+
+
+def _once(topics: Iterable[Any]) -> Iterator[Any]:
+    """Each topic once, as Kafka does it, however often it is named; None in place of one that was named before."""
+    seen: set[Any] = set()
+    for topic in topics:
+        yield None if topic in seen else topic
+        seen.add(topic)
+
+
+def _metadata_answer(service: KafkaService, body: Any, version: int, correlation_id: int, topics: Topics) -> Encoded:
     cluster_operations = OPERATIONS_NOT_ASKED
     if getattr(body, "include_cluster_authorized_operations", False):
         cluster_operations = CLUSTER_OPERATIONS
-    return encode_answer(
+    chunks = encode_answer(
         version,
         correlation_id,
         (service.address,),
-        engine.identity.cluster_id,
+        service.engine.identity.cluster_id,
         service.address.node_id,
         (topics,),
         cluster_operations=cluster_operations,
     )
+    return Encoded([*chunks])
 
 
 def _describe_asked(
@@ -118,59 +152,89 @@ def _describe_asked(
 
 
 def _describe(service: KafkaService, info: TopicInfo, operations: int) -> TopicDescription:
-    node = service.address.node_id
-    partitions = [
-        PartitionDescription(at, node, epoch, (node,), (node,))
-        if online
-        else PartitionDescription(at, -1, epoch, (node,), (), (node,), CODES[Fault.LEADER_NOT_AVAILABLE])
-        for at, online, epoch in info.partitions
-    ]
+    partitions = _PartitionDescriptions(info.partitions, service.address.node_id)
     return TopicDescription(info.name, info.topic_id.bytes, partitions, info.internal, 0, operations)
+
+
+class _PartitionDescriptions(Sequence[PartitionDescription]):
+    """Described when they are looked at."""
+
+    __slots__ = ("_infos", "_node")
+
+    def __init__(self, infos: Sequence[PartitionInfo], node: int) -> None:
+        self._infos = infos
+        self._node = node
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    @overload
+    def __getitem__(self, at: int) -> PartitionDescription: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[PartitionDescription]: ...
+
+    def __getitem__(self, at: int | slice) -> PartitionDescription | list[PartitionDescription]:
+        if isinstance(at, slice):
+            return [self._described(info) for info in self._infos[at]]
+        return self._described(self._infos[at])
+
+    def _described(self, info: PartitionInfo) -> PartitionDescription:
+        at, online, epoch = info
+        node = self._node
+        if online:
+            return PartitionDescription(at, node, epoch, (node,), (node,))
+        return PartitionDescription(at, -1, epoch, (node,), (), (node,), CODES[Fault.LEADER_NOT_AVAILABLE])
 
 
 # ---- offsets ----------------------------------------------------------------------------------------------------------
 
+LOOKUPS_AT_ONCE = 16
+"""Lookups between two pauses: some 50 us."""
+LOOKUPS_MAX = 64
+"""Lookups of one request that wait for a flush or read a batch at the same time."""
 
-def list_offsets(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
+
+def list_offsets(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
+    list_offset = service.engine.list_offset
     isolation = getattr(body, "isolation_level", 0)
-    keys = []
-    found: list[OffsetFound | Pending[OffsetFound]] = []
-    for topic in body.topics:
-        for partition in topic.partitions:
-            keys.append((topic.name, partition.partition_index))
-            found.append(
-                service.engine.list_offset(
-                    topic.name,
-                    partition.partition_index,
-                    partition.timestamp,
-                    isolation,
-                    getattr(partition, "current_leader_epoch", -1),
-                )
-            )
-    return when(gather(found), lambda results: _list_offsets_answer(body, results))
-
-
-def _list_offsets_answer(body: Any, results: list[OffsetFound]) -> dict[str, Any]:
-    rest = iter(results)
     topics = []
+    waiting: deque[tuple[dict[str, Any], Pending[OffsetFound]]] = deque()
     for topic in body.topics:
-        partitions = []
-        for partition in topic.partitions:
-            fault, offset, timestamp, epoch = next(rest)
-            partitions.append(
-                {
-                    "partition_index": partition.partition_index,
-                    "error_code": fault,
-                    "timestamp": timestamp,
-                    "offset": offset,
-                    "leader_epoch": epoch,
-                }
+        rows: list[dict[str, Any]] = []
+        for asked in topic.partitions:
+            index = asked.partition_index
+            found = list_offset(
+                topic.name, index, asked.timestamp, isolation, getattr(asked, "current_leader_epoch", -1)
             )
-        topics.append({"name": topic.name, "partitions": partitions})
+            row = {"partition_index": index}
+            rows.append(row)
+            if not isinstance(found, Pending):
+                _fill(row, found)
+            else:
+                waiting.append((row, found))
+                if len(waiting) >= LOOKUPS_MAX:
+                    row, found = waiting.popleft()
+                    _fill(row, (yield found))
+            if len(rows) % LOOKUPS_AT_ONCE == 0:
+                yield None
+        topics.append({"name": topic.name, "partitions": rows})
+        if len(topics) % LOOKUPS_AT_ONCE == 0:
+            yield None
+    for row, found in waiting:
+        _fill(row, (yield found))
     return {"topics": topics}
 
 
-def offset_for_leader_epoch(service: KafkaService, body: Any, version: int, caller: Caller) -> dict[str, Any]:
+def _fill(row: dict[str, Any], found: OffsetFound) -> None:
+    fault, offset, timestamp, epoch = found
+    row["error_code"] = fault
+    row["timestamp"] = timestamp
+    row["offset"] = offset
+    row["leader_epoch"] = epoch
+
+
+def offset_for_leader_epoch(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     topics = []
     for topic in body.topics:
         partitions = []
@@ -184,5 +248,7 @@ def offset_for_leader_epoch(service: KafkaService, body: Any, version: int, call
                     "end_offset": end.end_offset,
                 }
             )
+            yield None
         topics.append({"topic": topic.topic, "partitions": partitions})
+        yield None
     return {"topics": topics}

@@ -1,18 +1,17 @@
 """Metadata answers, versions 0 to 13, by hand: with thousands of partitions kio's encoder takes a hundred milliseconds.
 
 What a topic looks like changes seldom and is asked often, so the bytes of topics are kept. The caller owns the truth: it
-gives a counter that rises with every change of any topic, and a function that describes the topics when the kept bytes
-are older than that. Requests are decoded by kio.
+gives a counter that rises with every change of any topic, and describes the topics again when the kept bytes are older than
+that. Requests are decoded by kio.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.dialects.kafka.apis import APIS, ApiKey
-from penstock.dialects.kafka.frame import answer_frame
 from penstock.dialects.kafka.wire import (
     I16,
     I32,
@@ -22,6 +21,9 @@ from penstock.dialects.kafka.wire import (
     string,
     uvarint,
 )
+from penstock.model import limits
+from penstock.model.errors import ProtocolError
+from penstock.model.slices import Work, at_once
 
 OPERATIONS_NOT_ASKED = -(1 << 31)
 """Authorized operations when the request did not ask for them."""
@@ -29,6 +31,11 @@ OPERATIONS_NOT_ASKED = -(1 << 31)
 ENTRIES_MAX = 10_000
 """Kept entries over all versions in use; all are dropped beyond it."""
 
+PAUSE_PARTITIONS = 64
+"""Partitions described and encoded between two pauses: some 100 us."""
+
+_HEAD = struct.Struct(">ii")
+_COPY_BYTES_MAX = 64 * 1024
 _FIRST_FLEXIBLE = APIS[ApiKey.METADATA].first_flexible or 0
 _VERSION_OF_LEADER_EPOCHS = 7
 _VERSION_OF_OPERATIONS = 8
@@ -72,10 +79,33 @@ class Topics(NamedTuple):
 
 
 def encode_topics(version: int, topics: Sequence[TopicDescription]) -> Topics:
+    return at_once(encode_topics_in_slices(version, topics))
+
+
+def encode_topics_in_slices(version: int, topics: Iterable[TopicDescription | None]) -> Work[Topics]:
+    """Topics are described one after the other, and a topic may have thousands of partitions; None is only a pause. Raises
+    ProtocolError if the answer becomes too large."""
     out = bytearray()
+    flexible = version >= _FIRST_FLEXIBLE
+    count = 0
     for topic in topics:
-        _encode_topic(out, version, topic)
-    return Topics(len(topics), bytes(out))
+        if topic is None:
+            yield None
+            continue
+        _encode_topic_head(out, version, topic)
+        for start in range(0, len(topic.partitions), PAUSE_PARTITIONS):
+            for partition in topic.partitions[start : start + PAUSE_PARTITIONS]:
+                _encode_partition(out, version, flexible, partition)
+            yield None
+        if version >= _VERSION_OF_OPERATIONS:
+            out += I32.pack(topic.authorized_operations)
+        if flexible:
+            out += b"\x00"
+        count += 1
+        if len(out) > limits.ANSWER_BYTES_MAX:
+            raise ProtocolError(f"the answer has more than {limits.ANSWER_BYTES_MAX} bytes; ask for less at once")
+        yield None
+    return Topics(count, bytes(out))
 
 
 class TopicsKept:
@@ -87,19 +117,19 @@ class TopicsKept:
         self._counter = -1
         self._entries: dict[tuple[int, Hashable], Topics] = {}
 
-    def get(
-        self, version: int, key: Hashable, counter: int, describe: Callable[[], Sequence[TopicDescription]]
-    ) -> Topics:
+    def find(self, version: int, key: Hashable, counter: int) -> Topics | None:
         """The topics that `key` stands for: a name, or the caller's word for all of them."""
         if counter != self._counter:
             self._entries.clear()
             self._counter = counter
-        entry = self._entries.get((version, key))
-        if entry is None:
+        return self._entries.get((version, key))
+
+    def keep(self, version: int, key: Hashable, counter: int, topics: Topics) -> None:
+        """Keep what was described while the counter stood at `counter`; nothing if it has moved since."""
+        if counter == self._counter:
             if len(self._entries) >= ENTRIES_MAX:
                 self._entries.clear()
-            entry = self._entries[version, key] = encode_topics(version, describe())
-        return entry
+            self._entries[version, key] = topics
 
 
 def encode_answer(
@@ -113,10 +143,11 @@ def encode_answer(
     cluster_operations: int = OPERATIONS_NOT_ASKED,
     error: int = 0,
     throttle_time_ms: int = 0,
-) -> bytes:
-    """The whole frame of the answer, its size in front; `topics` in the order in which they were asked."""
+) -> list[bytes]:
+    """The whole frame of the answer, its size in front; `topics` in the order in which they were asked. In pieces, so that
+    the bytes of many topics are not copied."""
     flexible = version >= _FIRST_FLEXIBLE
-    out = bytearray()
+    out = bytearray(_HEAD.size + flexible)
     if version >= 3:
         out += I32.pack(throttle_time_ms)
     out += uvarint(len(brokers) + 1) if flexible else I32.pack(len(brokers))
@@ -135,18 +166,21 @@ def encode_answer(
         out += I32.pack(controller_id)
     count = sum(entry.topic_count for entry in topics)
     out += uvarint(count + 1) if flexible else I32.pack(count)
-    for entry in topics:
-        out += entry.data
+    tail = bytearray()
     if _VERSION_OF_OPERATIONS <= version < _VERSION_WITHOUT_CLUSTER_OPERATIONS:
-        out += I32.pack(cluster_operations)
+        tail += I32.pack(cluster_operations)
     if version >= _VERSION_OF_ERROR:
-        out += I16.pack(error)
+        tail += I16.pack(error)
     if flexible:
-        out += b"\x00"
-    return answer_frame(ApiKey.METADATA, version, correlation_id, out)
+        tail += b"\x00"
+    data_bytes = sum(len(entry.data) for entry in topics)
+    _HEAD.pack_into(out, 0, len(out) - 4 + data_bytes + len(tail), correlation_id)
+    if data_bytes <= _COPY_BYTES_MAX:
+        return [b"".join((out, *(entry.data for entry in topics), tail))]
+    return [bytes(out), *(entry.data for entry in topics), bytes(tail)]
 
 
-def _encode_topic(out: bytearray, version: int, topic: TopicDescription) -> None:
+def _encode_topic_head(out: bytearray, version: int, topic: TopicDescription) -> None:
     flexible = version >= _FIRST_FLEXIBLE
     out += I16.pack(topic.error)
     if flexible:
@@ -159,12 +193,6 @@ def _encode_topic(out: bytearray, version: int, topic: TopicDescription) -> None
     if version >= 1:
         out.append(topic.is_internal)
     out += uvarint(len(topic.partitions) + 1) if flexible else I32.pack(len(topic.partitions))
-    for partition in topic.partitions:
-        _encode_partition(out, version, flexible, partition)
-    if version >= _VERSION_OF_OPERATIONS:
-        out += I32.pack(topic.authorized_operations)
-    if flexible:
-        out += b"\x00"
 
 
 _PARTITION = struct.Struct(">hii")

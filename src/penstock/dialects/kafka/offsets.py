@@ -7,8 +7,10 @@ rest is the coordinator's.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -18,20 +20,19 @@ from penstock.coordination.group_commands import (
     CommitOffsets,
     CommitResult,
     DeleteOffsets,
-    DeleteOffsetsResult,
     FetchedOffset,
     FetchOffsets,
-    FetchResult,
     OffsetToCommit,
     Producer,
 )
 from penstock.coordination.transaction_commands import AddPartitions, PartitionsResult, VerifyPartitions
 from penstock.coordination.transaction_states import Identity
 from penstock.dialects.kafka.apis import ApiKey
-from penstock.dialects.kafka.coordinators import ask_group, ask_transaction, known_fault
+from penstock.dialects.kafka.coordinators import ASKED_AT_ONCE, Room, ask_group, ask_transaction, known_fault
 from penstock.dialects.kafka.kio_bridge import milliseconds
-from penstock.model.errors import Fault
-from penstock.model.pending import Pending, gather, in_turn, when
+from penstock.model.errors import NO_FAULT, Fault
+from penstock.model.pending import Pending, in_turn, when
+from penstock.model.slices import Work
 
 if TYPE_CHECKING:
     from penstock.dialects.kafka.service import Caller, KafkaService
@@ -57,78 +58,153 @@ def _topic(service: KafkaService, topic: Any, version: int) -> tuple[str | None,
 # ---- commit -----------------------------------------------------------------------------------------------------------
 
 
+T = TypeVar("T")
+
+_PIECE = 32
+"""Partitions between two pauses."""
+COMMITTED_AT_ONCE = 200
+"""Offsets that one command commits, drops or looks up: about a millisecond. A commit of more partitions is several."""
+
+
 class _Commit:
     """The partitions of a commit: those for the coordinator, those refused at sight, and the answer about all."""
 
-    def __init__(self, service: KafkaService, topics: Any, version: int) -> None:
-        self.offsets: list[OffsetToCommit] = []
-        self._rows: list[tuple[dict[str, Any], list[tuple[int, str, Fault]]]] = []
-        for topic in topics:
-            name, head = _topic(service, topic, version)
-            rows: list[tuple[int, str, Fault]] = []
-            for entry in topic.partitions:
-                partition = entry.partition_index
-                if name is None:
-                    rows.append((partition, "", Fault.UNKNOWN_TOPIC_ID))
-                elif service.engine.partition(name, partition) is None:
-                    rows.append((partition, name, Fault.UNKNOWN_TOPIC_OR_PARTITION))
-                else:
-                    rows.append((partition, name, Fault.NONE))
-                    self.offsets.append(
-                        OffsetToCommit(
-                            name,
-                            partition,
-                            entry.committed_offset,
-                            getattr(entry, "committed_leader_epoch", _NO_EPOCH),
-                            entry.committed_metadata,
-                        )
-                    )
-            self._rows.append((head, rows))
+    __slots__ = ("_fault", "_left", "_parts", "_single", "offsets", "rows")
 
-    def answer(self, fault: Fault, refused: Mapping[tuple[str, int], Fault] | None = None) -> dict[str, Any]:
-        """`fault` is for all that went to the coordinator; without one, `refused` has those of single partitions."""
-        single = refused or {}
-        topics = []
-        for head, rows in self._rows:
-            partitions = []
-            for partition, name, at_sight in rows:
-                found = at_sight
-                if found is Fault.NONE:
-                    found = single.get((name, partition), Fault.NONE) if fault is Fault.NONE else fault
-                partitions.append({"partition_index": partition, "error_code": found})
-            topics.append({**head, "partitions": partitions})
-        return {"topics": topics}
+    def __init__(self) -> None:
+        self.offsets: list[OffsetToCommit] = []
+        self.rows: list[tuple[dict[str, Any], list[tuple[int, str, Fault]]]] = []
+        self._parts: Iterator[CommitResult | Fault] = iter(())
+        """What the coordinator said of each part of the offsets; of the first of them `_left` partitions are left."""
+        self._left = 0
+        self._fault = NO_FAULT
+        self._single: Mapping[tuple[str, int], Fault] = {}
+
+    def add(self, service: KafkaService, name: str | None, entries: Any, rows: list[tuple[int, str, Fault]]) -> None:
+        for entry in entries:
+            partition = entry.partition_index
+            if name is None:
+                rows.append((partition, "", Fault.UNKNOWN_TOPIC_ID))
+            elif service.engine.partition(name, partition) is None:
+                rows.append((partition, name, Fault.UNKNOWN_TOPIC_OR_PARTITION))
+            else:
+                rows.append((partition, name, NO_FAULT))
+                self.offsets.append(
+                    OffsetToCommit(
+                        name,
+                        partition,
+                        entry.committed_offset,
+                        getattr(entry, "committed_leader_epoch", _NO_EPOCH),
+                        entry.committed_metadata,
+                    )
+                )
+
+    def told(self, parts: list[CommitResult | Fault]) -> None:
+        self._parts = iter(parts)
+
+    def answers(
+        self, rows: Sequence[tuple[int, str, Fault]], known: Callable[[Fault], Fault] | None
+    ) -> list[dict[str, Any]]:
+        """The answers about some partitions, in the order of the request."""
+        answers = []
+        for partition, name, found in rows:
+            if found is NO_FAULT:
+                if not self._left:
+                    part = next(self._parts)
+                    fault, self._single = (part, {}) if isinstance(part, Fault) else part
+                    self._fault = fault if known is None else known(fault)
+                    self._left = COMMITTED_AT_ONCE
+                self._left -= 1
+                found = self._fault
+                if found is NO_FAULT and self._single:
+                    found = self._single.get((name, partition), NO_FAULT)
+            answers.append({"partition_index": partition, "error_code": found})
+        return answers
+
+
+def _committed(
+    service: KafkaService,
+    topics: Any,
+    version: int,
+    ask: Callable[[tuple[OffsetToCommit, ...]], Any],
+    known: Callable[[Fault], Fault] | None = None,
+) -> Work[dict[str, Any]]:
+    """Give the offsets to the coordinator with `ask`, which gives a `CommitResult`, or a Fault for all of a part, now or
+    later; `known` puts its faults in words that the client knows."""
+    commit = _Commit()
+    for topic in topics:
+        name, head = _topic(service, topic, version)
+        rows: list[tuple[int, str, Fault]] = []
+        commit.rows.append((head, rows))
+        for first in range(0, len(topic.partitions) or 1, _PIECE):
+            commit.add(service, name, topic.partitions[first : first + _PIECE], rows)
+            yield None
+    asked: list[Any] = []
+    for first in range(0, len(commit.offsets), COMMITTED_AT_ONCE):
+        asked.append(ask(tuple(commit.offsets[first : first + COMMITTED_AT_ONCE])))
+        yield None
+    for number, answer in enumerate(asked):
+        if isinstance(answer, Pending):
+            asked[number] = yield answer
+    commit.told(asked)
+    answers = []
+    for head, rows in commit.rows:
+        partitions: list[dict[str, Any]] = []
+        for first in range(0, len(rows) or 1, _PIECE):
+            partitions += commit.answers(rows[first : first + _PIECE], known)
+            yield None
+        answers.append({**head, "partitions": partitions})
+    return {"topics": answers}
+
+
+def _pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Some at a time; at least one piece, so that a loop over nothing pauses too."""
+    if len(items) <= _PIECE:
+        yield items
+        return
+    for first in range(0, len(items), _PIECE):
+        yield items[first : first + _PIECE]
 
 
 def offset_commit(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
-    commit = _Commit(service, body.topics, version)
-    if not commit.offsets:
-        return commit.answer(Fault.NONE)
     retention_ms = milliseconds(body.retention_time) if hasattr(body, "retention_time") else -1
-    command = CommitOffsets(
-        group=body.group_id,
-        member_id=body.member_id,
-        instance_id=getattr(body, "group_instance_id", None),
-        generation=body.generation_id_or_member_epoch,
-        offsets=tuple(commit.offsets),
-        retention_ms=None if retention_ms < 0 else retention_ms,
-        knows_consumer_groups=version >= _FIRST_WITH_CONSUMER_GROUPS,
-    )
 
-    def answer(result: CommitResult | Fault) -> dict[str, Any]:
-        return commit.answer(result) if isinstance(result, Fault) else commit.answer(*result)
+    def ask(offsets: tuple[OffsetToCommit, ...]) -> Any:
+        command = CommitOffsets(
+            group=body.group_id,
+            member_id=body.member_id,
+            instance_id=getattr(body, "group_instance_id", None),
+            generation=body.generation_id_or_member_epoch,
+            offsets=offsets,
+            retention_ms=None if retention_ms < 0 else retention_ms,
+            knows_consumer_groups=version >= _FIRST_WITH_CONSUMER_GROUPS,
+        )
+        return ask_group(service, command.group, command)
 
-    return when(ask_group(service, command.group, command), answer)
+    if len(body.topics) == 1 and len(body.topics[0].partitions) <= _PIECE:
+        return _commit_few(service, body.topics[0], version, ask)
+    return _committed(service, body.topics, version, ask)
 
 
-def txn_offset_commit(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
+def _commit_few(
+    service: KafkaService, topic: Any, version: int, ask: Callable[[tuple[OffsetToCommit, ...]], Any]
+) -> Any:
+    """As `_committed`, for a few partitions of one topic: what most consumers send."""
+    commit = _Commit()
+    name, head = _topic(service, topic, version)
+    rows: list[tuple[int, str, Fault]] = []
+    commit.add(service, name, topic.partitions, rows)
+
+    def answer(part: CommitResult | Fault) -> dict[str, Any]:
+        commit.told([part])
+        return {"topics": [{**head, "partitions": commit.answers(rows, None)}]}
+
+    return when(ask(tuple(commit.offsets)), answer) if commit.offsets else answer(NO_FAULT)
+
+
+def txn_offset_commit(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     """First the transaction must have the group's partition (from version 5 on it gets it now, KIP-890), then the offsets
     are committed in the producer's name: pending until its marker."""
-    commit = _Commit(service, body.topics, version)
-    if not body.group_id:
-        return commit.answer(Fault.INVALID_GROUP_ID)
-    if not commit.offsets:
-        return commit.answer(Fault.NONE)
     engine = service.engine
     identity = Identity(body.producer_id, body.producer_epoch)
     command = CommitOffsets(
@@ -136,31 +212,31 @@ def txn_offset_commit(service: KafkaService, body: Any, version: int, caller: Ca
         member_id=getattr(body, "member_id", NO_MEMBER),
         instance_id=getattr(body, "group_instance_id", None),
         generation=getattr(body, "generation_id", NO_GENERATION),
-        offsets=tuple(commit.offsets),
+        offsets=(),
         producer=Producer(*identity),
     )
 
     def add_or_verify(made: Fault) -> Any:
-        if made is not Fault.NONE:
+        if made is not NO_FAULT:
             return made
         ask = AddPartitions if version >= _FIRST_WITH_IMPLICIT_ADD else VerifyPartitions
         partitions = frozenset((engine.groups.partition_of(body.group_id),))
         return ask_transaction(service, body.transactional_id, ask(body.transactional_id, identity, partitions))
 
-    def commit_offsets(verified: PartitionsResult | Fault) -> Any:
-        # Asked in the moment of the verification: a marker written between the two would leave the offsets pending
-        # for ever.
+    def commit_offsets(offsets: tuple[OffsetToCommit, ...], verified: PartitionsResult | Fault) -> Any:
         fault = verified if isinstance(verified, Fault) else verified.fault
-        if fault is Fault.NONE and not isinstance(verified, Fault) and verified.strangers:
+        if fault is NO_FAULT and not isinstance(verified, Fault) and verified.strangers:
             fault = Fault.TRANSACTION_ABORTABLE
-        return ask_group(service, body.group_id, command) if fault is Fault.NONE else fault
+        return ask_group(service, body.group_id, command._replace(offsets=offsets)) if fault is NO_FAULT else fault
 
-    def answer(result: CommitResult | Fault) -> dict[str, Any]:
-        fault, refused = (result, None) if isinstance(result, Fault) else result
-        return commit.answer(_txn_commit_fault(fault, version), refused)
+    def verify_and_commit(offsets: tuple[OffsetToCommit, ...]) -> Any:
+        # Every part is asked in the moment of its verification: a marker written between the two would leave the offsets
+        # pending for ever.
+        if not body.group_id:
+            return Fault.INVALID_GROUP_ID
+        return in_turn(in_turn(engine.groups.ensure(), add_or_verify), partial(commit_offsets, offsets))
 
-    verified = in_turn(engine.groups.ensure(), add_or_verify)
-    return when(in_turn(verified, commit_offsets), answer)
+    return _committed(service, body.topics, version, verify_and_commit, lambda fault: _txn_commit_fault(fault, version))
 
 
 def _txn_commit_fault(fault: Fault, version: int) -> Fault:
@@ -177,81 +253,137 @@ def _txn_commit_fault(fault: Fault, version: int) -> Fault:
 # ---- fetch ------------------------------------------------------------------------------------------------------------
 
 
-def offset_fetch(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
+def offset_fetch(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     """One group, with its fields on top, before version 8; any number of them from then on (KIP-709)."""
     require_stable = getattr(body, "require_stable", False)
     if version < 8:
-        return when(_fetch(service, body, version, require_stable), _flat)
-    parts = [_fetch(service, group, version, require_stable) for group in body.groups]
-    return when(gather(parts), lambda groups: {"groups": groups})
+        fetch = _Fetch(service, body, version)
+        yield from fetch.ask(require_stable)
+        group = yield from fetch.answer(Room())
+        return {"topics": group["topics"], "error_code": group["error_code"]}
+    room = Room()
+    groups: list[dict[str, Any]] = []
+    waiting: deque[_Fetch] = deque()
+    for asked in body.groups:
+        fetch = _Fetch(service, asked, version)
+        yield from fetch.ask(require_stable)
+        waiting.append(fetch)
+        if len(waiting) >= ASKED_AT_ONCE:
+            groups.append((yield from waiting.popleft().answer(room)))
+    while waiting:
+        groups.append((yield from waiting.popleft().answer(room)))
+    return {"groups": groups}
 
 
-def _flat(group: dict[str, Any]) -> dict[str, Any]:
-    return {"topics": group["topics"], "error_code": group["error_code"]}
+class _Fetch:
+    """The offsets of one group: asked in parts, and the answer about all."""
 
+    def __init__(self, service: KafkaService, asked: Any, version: int) -> None:
+        self._service = service
+        self._asked = asked
+        self._version = version
+        self._topics: list[tuple[str | None, dict[str, Any], tuple[int, ...]]] | None = None
+        """None: all that there are."""
+        self._answers: list[Any] = []
 
-def _fetch(
-    service: KafkaService, asked: Any, version: int, require_stable: bool
-) -> dict[str, Any] | Pending[dict[str, Any]]:
-    wanted: dict[str, tuple[int, ...]] | None = None
-    topics: list[tuple[str | None, dict[str, Any], tuple[int, ...]]] | None = None
-    if asked.topics is not None:
-        wanted = {}
-        topics = []
-        for topic in asked.topics:
-            name, head = _topic(service, topic, version)
-            partitions = tuple(topic.partition_indexes)
-            topics.append((name, head, partitions))
-            if name is not None:
-                wanted[name] = wanted.get(name, ()) + partitions
-    command = FetchOffsets(
-        group=asked.group_id,
-        partitions=wanted,
-        require_stable=require_stable,
-        member_id=getattr(asked, "member_id", None),
-        member_epoch=getattr(asked, "member_epoch", -1),
-    )
-
-    def answer(result: FetchResult | Fault) -> dict[str, Any]:
-        if isinstance(result, Fault):
-            result = FetchResult(result)
-        fault = result.fault
-        if fault is not Fault.NONE:
-            rows = [
-                {**head, "partitions": [_offset(at, None, fault) for at in partitions]}
-                for _, head, partitions in topics or ()
-                if version < 2  # where only a partition can have an error
-            ]
-        elif topics is None:
-            rows = _all_offsets(service, result.offsets, version)
+    def ask(self, require_stable: bool) -> Work[None]:
+        asked = self._asked
+        places: dict[str, list[int]] = {}
+        parts: Iterable[dict[str, tuple[int, ...]] | None]
+        if asked.topics is None:
+            places = self._service.engine.groups.partitions_of(asked.group_id)
+            parts = (None,) if sum(map(len, places.values())) <= COMMITTED_AT_ONCE else _parts(places)
         else:
-            rows = [
-                {**head, "partitions": [_offset(at, None, Fault.UNKNOWN_TOPIC_ID) for at in partitions]}
-                if name is None
-                else {**head, "partitions": [_offset(at, result.offsets[name][at]) for at in partitions]}
-                for name, head, partitions in topics
-            ]
-        return {"group_id": asked.group_id, "error_code": fault, "topics": rows}
+            self._topics = []
+            for topic in asked.topics:
+                name, head = _topic(self._service, topic, self._version)
+                partitions = tuple(topic.partition_indexes)
+                self._topics.append((name, head, partitions))
+                if name is not None:
+                    places.setdefault(name, []).extend(partitions)
+                yield None
+            parts = _parts(places)
+        command = FetchOffsets(
+            group=asked.group_id,
+            partitions={},
+            require_stable=require_stable,
+            member_id=getattr(asked, "member_id", None),
+            member_epoch=getattr(asked, "member_epoch", -1),
+        )
+        for part in parts:
+            self._answers.append(ask_group(self._service, command.group, command._replace(partitions=part)))
+            yield None
 
-    return when(ask_group(service, command.group, command), answer)
+    def answer(self, room: Room) -> Work[dict[str, Any]]:
+        fault = NO_FAULT
+        offsets: dict[str, dict[int, FetchedOffset]] = {}
+        for answer in self._answers:
+            result = (yield answer) if isinstance(answer, Pending) else answer
+            part_fault = result if isinstance(result, Fault) else result.fault
+            if part_fault is not NO_FAULT:
+                fault = part_fault
+            else:
+                for name, found in result.offsets.items():
+                    room.take(1 + len(found))
+                    offsets.setdefault(name, {}).update(found)
+                yield None
+        rows: list[dict[str, Any]] = []
+        if fault is not NO_FAULT:
+            if self._version < 2:  # where only a partition can have an error
+                for _, head, partitions in self._topics or ():
+                    rows.append((yield from _offset_rows(head, partitions, None, fault)))
+        elif self._topics is None:
+            rows = yield from self._all_offsets(offsets)
+        else:
+            for name, head, partitions in self._topics:
+                unknown = Fault.UNKNOWN_TOPIC_ID if name is None else NO_FAULT
+                found = None if name is None else offsets.get(name, {})
+                rows.append((yield from _offset_rows(head, partitions, found, unknown)))
+        return {"group_id": self._asked.group_id, "error_code": fault, "topics": rows}
+
+    def _all_offsets(self, offsets: Mapping[str, Mapping[int, FetchedOffset]]) -> Work[list[dict[str, Any]]]:
+        rows = []
+        for name, partitions in offsets.items():
+            head: dict[str, Any] = {"name": name}
+            if self._version >= _FIRST_WITH_TOPIC_IDS:
+                info = self._service.engine.topic(name)
+                if info is None:  # deleted just now: there is nothing to call it by
+                    continue
+                head["topic_id"] = info.topic_id
+            rows.append((yield from _offset_rows(head, tuple(partitions), partitions, NO_FAULT)))
+        return rows
 
 
-def _all_offsets(
-    service: KafkaService, offsets: Mapping[str, Mapping[int, FetchedOffset]], version: int
-) -> list[dict[str, Any]]:
-    rows = []
-    for name, partitions in offsets.items():
-        head: dict[str, Any] = {"name": name}
-        if version >= _FIRST_WITH_TOPIC_IDS:
-            info = service.engine.topic(name)
-            if info is None:  # deleted just now: there is nothing to call it by
-                continue
-            head["topic_id"] = info.topic_id
-        rows.append({**head, "partitions": [_offset(at, fetched) for at, fetched in partitions.items()]})
-    return rows
+def _parts(places: Mapping[str, Sequence[int]]) -> Iterator[dict[str, tuple[int, ...]]]:
+    """The partitions in parts for one command each; one part if there are none, because a group may have a fault too."""
+    part: dict[str, tuple[int, ...]] = {}
+    room = COMMITTED_AT_ONCE
+    for name, partitions in places.items():
+        at = 0
+        while at < len(partitions) or not partitions:
+            part[name] = tuple(partitions[at : at + room])
+            at += len(part[name])
+            room -= max(1, len(part[name]))
+            if room <= 0:
+                yield part
+                part, room = {}, COMMITTED_AT_ONCE
+            if not partitions:
+                break
+    if part or not places:
+        yield part
 
 
-def _offset(partition: int, fetched: FetchedOffset | None, fault: Fault = Fault.NONE) -> dict[str, Any]:
+def _offset_rows(
+    head: dict[str, Any], partitions: Sequence[int], found: Mapping[int, FetchedOffset] | None, fault: Fault
+) -> Work[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for piece in _pieces(partitions):
+        rows += [_offset(partition, None if found is None else found.get(partition), fault) for partition in piece]
+        yield None
+    return {**head, "partitions": rows}
+
+
+def _offset(partition: int, fetched: FetchedOffset | None, fault: Fault = NO_FAULT) -> dict[str, Any]:
     value = None if fetched is None else fetched.value
     is_unstable = fetched is not None and fetched.is_unstable
     return {
@@ -266,36 +398,36 @@ def _offset(partition: int, fetched: FetchedOffset | None, fault: Fault = Fault.
 # ---- delete -----------------------------------------------------------------------------------------------------------
 
 
-def offset_delete(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
-    known = tuple(
-        (topic.name, entry.partition_index)
-        for topic in body.topics
-        for entry in topic.partitions
-        if service.engine.partition(topic.name, entry.partition_index) is not None
-    )
-
-    def answer(result: DeleteOffsetsResult | Fault) -> dict[str, Any]:
-        fault, refused = (result, {}) if isinstance(result, Fault) else result
-        if fault is not Fault.NONE:
-            return {"error_code": fault, "topics": []}
-        outcome = dict.fromkeys(known, Fault.NONE) | dict(refused)
-        topics = [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {
-                        "partition_index": entry.partition_index,
-                        "error_code": outcome.get(
-                            (topic.name, entry.partition_index), Fault.UNKNOWN_TOPIC_OR_PARTITION
-                        ),
-                    }
-                    for entry in topic.partitions
-                ],
-            }
-            for topic in body.topics
-        ]
-        return {"error_code": Fault.NONE, "topics": topics}
-
+def offset_delete(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     if not body.group_id:
-        return answer(Fault.INVALID_GROUP_ID)
-    return when(ask_group(service, body.group_id, DeleteOffsets(body.group_id, known)), answer)
+        return {"error_code": Fault.INVALID_GROUP_ID, "topics": []}
+    known: list[tuple[str, int]] = []
+    for topic in body.topics:
+        for entry in topic.partitions:
+            if service.engine.partition(topic.name, entry.partition_index) is not None:
+                known.append((topic.name, entry.partition_index))
+            yield None
+        yield None
+    outcome = dict.fromkeys(known, NO_FAULT)
+    for first in range(0, max(1, len(known)), COMMITTED_AT_ONCE):
+        command = DeleteOffsets(body.group_id, tuple(known[first : first + COMMITTED_AT_ONCE]))
+        result = ask_group(service, body.group_id, command)
+        if isinstance(result, Pending):
+            result = yield result
+        fault, refused = (result, {}) if isinstance(result, Fault) else result
+        if fault is Fault.GROUP_ID_NOT_FOUND and first:
+            break  # the group has ended with its last offset
+        if fault is not NO_FAULT:
+            return {"error_code": fault, "topics": []}
+        outcome.update(refused)
+    topics = []
+    for topic in body.topics:
+        rows = []
+        for entry in topic.partitions:
+            place = (topic.name, entry.partition_index)
+            fault = outcome.get(place, Fault.UNKNOWN_TOPIC_OR_PARTITION)
+            rows.append({"partition_index": entry.partition_index, "error_code": fault})
+            yield None
+        topics.append({"name": topic.name, "partitions": rows})
+        yield None
+    return {"error_code": NO_FAULT, "topics": topics}

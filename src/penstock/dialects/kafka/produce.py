@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.dialects.kafka.apis import APIS, ApiKey
-from penstock.dialects.kafka.frame import SIZE_BYTES, RequestHeader, answer_frame
+from penstock.dialects.kafka.frame import SIZE_BYTES, RequestHeader
 from penstock.dialects.kafka.wire import (
-    ELEMENTS_MAX,
     I32,
     MALFORMED,
     compact_string,
@@ -30,12 +29,19 @@ from penstock.dialects.kafka.wire import (
     string,
     uvarint,
 )
+from penstock.model import limits
 from penstock.model.errors import ProtocolError
+from penstock.model.slices import Work, at_once
 
 VERSION_OF_TOPIC_IDS = 13
 
 TopicKey = str | bytes
 """A topic's name, or its id from `VERSION_OF_TOPIC_IDS` on."""
+
+RUN_ITEMS_MAX = 512
+"""Produce requests in a run, which is appended in one write: some milliseconds."""
+PAUSE_PARTITIONS = 128
+"""Partitions between two pauses: some 100 us."""
 
 _ACKS_TIMEOUT = struct.Struct(">hi")
 _FIRST_FLEXIBLE = APIS[ApiKey.PRODUCE].first_flexible or 0
@@ -53,13 +59,18 @@ class ProduceRequest:
 
 def decode(view: memoryview, start: int, version: int) -> ProduceRequest:
     """The body of a request at `start` of `view`, which ends where the request does. Raises ProtocolError."""
+    return at_once(decode_in_slices(view, start, version))
+
+
+def decode_in_slices(view: memoryview, start: int, version: int) -> Work[ProduceRequest]:
+    """The same, with a pause before the second partition and after some. Raises ProtocolError."""
     try:
-        return _decode(view, start, version)
+        return (yield from _decode(view, start, version))
     except MALFORMED as error:
         raise ProtocolError(f"a Produce request of version {version} is cut off or malformed: {error}") from None
 
 
-def _decode(view: memoryview, start: int, version: int) -> ProduceRequest:
+def _decode(view: memoryview, start: int, version: int) -> Work[ProduceRequest]:
     flexible = version >= _FIRST_FLEXIBLE
     by_id = version >= VERSION_OF_TOPIC_IDS
     end = len(view)
@@ -69,7 +80,7 @@ def _decode(view: memoryview, start: int, version: int) -> ProduceRequest:
         transactional_id, at = read_string(view, start, flexible)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(view, at)
     topic_count, at = read_count(view, at + 6, flexible, 3)
-    elements = topic_count
+    elements = 0
     topics: list[tuple[TopicKey, list[tuple[int, memoryview | None]]]] = []
     records_at = 0
     for _ in range(topic_count):
@@ -81,46 +92,65 @@ def _decode(view: memoryview, start: int, version: int) -> ProduceRequest:
             topic, at = read_string(view, at, flexible)
             if topic is None:
                 raise ProtocolError("a topic of a Produce request has no name")
-        count, at = read_count(view, at, flexible, 6)
-        elements += count
-        if elements > ELEMENTS_MAX:
-            raise ProtocolError(f"a Produce request has more than {ELEMENTS_MAX} partitions")
+        left, at = read_count(view, at, flexible, 6)
+        elements += 1 + left
+        if elements > limits.REQUEST_ELEMENTS_MAX:
+            raise ProtocolError(f"a Produce request has more than {limits.REQUEST_ELEMENTS_MAX} topics and partitions")
+        if elements > 2:
+            yield None  # not for one partition: who asks for just that stops here
         partitions: list[tuple[int, memoryview | None]] = []
-        for _ in range(count):
-            partition = I32.unpack_from(view, at)[0]
-            records_at = at + 4
-            if flexible:
-                low = view[records_at]
-                middle = view[records_at + 1]
-                if low >= 0x80 > middle:
-                    length = (low & 0x7F | middle << 7) - 1
-                    at = records_at + 2
-                else:
-                    length, at = read_uvarint(view, records_at)
-                    length -= 1
-            else:
-                length = I32.unpack_from(view, records_at)[0]
-                at = records_at + 4
-            if length >= 0:
-                stop = at + length
-                if stop > end:
-                    raise ProtocolError(f"records of {length} bytes in a Produce request that has {end - at}")
-                partitions.append((partition, view[at:stop]))
-                at = stop
-            elif length == -1:
-                partitions.append((partition, None))
-            else:
-                raise ProtocolError(f"records of {length} bytes")
-            if flexible:
-                at = skip_tags(view, at) if view[at] else at + 1
+        while left:
+            some = min(left, PAUSE_PARTITIONS)
+            records_at, at = _decode_partitions(view, at, flexible, some, partitions)
+            left -= some
+            if some == PAUSE_PARTITIONS:
+                yield None
         if flexible:
             at = skip_tags(view, at) if view[at] else at + 1
         topics.append((topic, partitions))
+        if elements > PAUSE_PARTITIONS:
+            yield None
     if flexible:
         at = skip_tags(view, at) if view[at] else at + 1
     if at > end:
         raise ProtocolError("a Produce request is cut off")
     return ProduceRequest(transactional_id, acks, timeout_ms, topics, records_at)
+
+
+def _decode_partitions(
+    view: memoryview, at: int, flexible: bool, count: int, found: list[tuple[int, memoryview | None]]
+) -> tuple[int, int]:
+    """Where the length of the last partition's records stands, and the position behind the partition."""
+    end = len(view)
+    records_at = at
+    for _ in range(count):
+        partition = I32.unpack_from(view, at)[0]
+        records_at = at + 4
+        if flexible:
+            low = view[records_at]
+            middle = view[records_at + 1]
+            if low >= 0x80 > middle:
+                length = (low & 0x7F | middle << 7) - 1
+                at = records_at + 2
+            else:
+                length, at = read_uvarint(view, records_at)
+                length -= 1
+        else:
+            length = I32.unpack_from(view, records_at)[0]
+            at = records_at + 4
+        if length >= 0:
+            stop = at + length
+            if stop > end:
+                raise ProtocolError(f"records of {length} bytes in a Produce request that has {end - at}")
+            found.append((partition, view[at:stop]))
+            at = stop
+        elif length == -1:
+            found.append((partition, None))
+        else:
+            raise ProtocolError(f"records of {length} bytes")
+        if flexible:
+            at = skip_tags(view, at) if view[at] else at + 1
+    return records_at, at
 
 
 class ProducePrefix:
@@ -162,9 +192,11 @@ class ProducePrefix:
             return None
         return cls(header, request, bytes(view[start + 8 : request.records_at]))
 
-    def cut(self, view: memoryview, start: int) -> tuple[list[tuple[int, memoryview]], int]:
+    def cut(
+        self, view: memoryview, start: int, count_max: int = RUN_ITEMS_MAX
+    ) -> tuple[list[tuple[int, memoryview]], int]:
         """The requests from `start` on, where a frame begins with its size, that are whole and have this prefix: their
-        correlation ids and records, and where the first frame begins that is not."""
+        correlation ids and records, and where the first frame begins that is not. No more than `count_max`."""
         found: list[tuple[int, memoryview]] = []
         end = len(view)
         unpack_from = self._head.unpack_from
@@ -180,6 +212,8 @@ class ProducePrefix:
                     break
                 found.append((correlation_id, view[at:stop]))
                 start = stop
+                if len(found) == count_max:
+                    break
             return found, start
         while start + head_bytes <= end:
             size, key, correlation_id, seen, low, middle, high = unpack_from(view, start)
@@ -207,6 +241,8 @@ class ProducePrefix:
                 break
             found.append((correlation_id, view[at:tags_at]))
             start = stop
+            if len(found) == count_max:
+                break
         return found, start
 
 
@@ -231,7 +267,7 @@ class AnswerTemplate:
         # The answer from its size on, with offsets that are found again in the bytes whatever the topic is called:
         # they are the last i64s before a tail whose length depends on the version alone.
         flexible = version >= _FIRST_FLEXIBLE
-        sample = _encode(version, 0, ((topic, (PartitionAnswer(partition, 0, 0),)),), 0)
+        sample = bytes(at_once(encode_in_slices(version, 0, ((topic, (PartitionAnswer(partition, 0, 0),)),))))
         numbers = "q" + "q" * (version >= 2) + "q" * (version >= 5)
         if flexible:
             tail = 2 + 2 + 4 + 1  # record errors and message; tags of partition and topic; throttle time; tags
@@ -283,37 +319,43 @@ def encode_answer(
         topic, ((partition, error, offset, append_time, log_start, record_errors, message),) = topics[0]
         if error == 0 and message is None and throttle_time_ms == 0 and not record_errors:
             return answer_template(version, topic, partition).encode(correlation_id, offset, append_time, log_start)
-    return _encode(version, correlation_id, topics, throttle_time_ms)
+    return bytes(at_once(encode_in_slices(version, correlation_id, topics, throttle_time_ms)))
 
 
+_ANSWER_HEAD = struct.Struct(">ii")
 _PARTITION = struct.Struct(">ihq")
 _PARTITION_2 = struct.Struct(">ihqq")
 _PARTITION_5 = struct.Struct(">ihqqq")
 
 
-def _encode(
+def encode_in_slices(
     version: int,
     correlation_id: int,
     topics: Sequence[tuple[TopicKey, Sequence[PartitionAnswer]]],
-    throttle_time_ms: int,
-) -> bytes:
+    throttle_time_ms: int = 0,
+) -> Work[bytearray]:
     flexible = version >= _FIRST_FLEXIBLE
-    out = bytearray(uvarint(len(topics) + 1) if flexible else I32.pack(len(topics)))
+    out = bytearray(_ANSWER_HEAD.size + flexible)
+    out += uvarint(len(topics) + 1) if flexible else I32.pack(len(topics))
     for topic, partitions in topics:
         if isinstance(topic, bytes):
             out += topic
         else:
             out += compact_string(topic) if flexible else string(topic)
         out += uvarint(len(partitions) + 1) if flexible else I32.pack(len(partitions))
-        for partition in partitions:
+        for number, partition in enumerate(partitions, 1):
             _encode_partition(out, version, flexible, partition)
+            if number % PAUSE_PARTITIONS == 0:
+                yield None
         if flexible:
             out += b"\x00"
+        yield None
     if version >= 1:
         out += I32.pack(throttle_time_ms)
     if flexible:
         out += b"\x00"
-    return answer_frame(ApiKey.PRODUCE, version, correlation_id, out)
+    _ANSWER_HEAD.pack_into(out, 0, len(out) - SIZE_BYTES, correlation_id)
+    return out
 
 
 def _encode_partition(out: bytearray, version: int, flexible: bool, answer: PartitionAnswer) -> None:

@@ -1,12 +1,16 @@
 """What all Kafka connections of a listener share: the engine, the address to name, and the handlers by API key.
 
 A handler is a function `(service, body, version, caller) -> description | Pending[description]`: kio's request in, the
-fields of the answer out, in the names of the newest version. ApiVersions announces just the keys that have one.
+fields of the answer out, in the names of the newest version. A handler whose cost grows with a count in the request, or with
+the number of topics or groups, is a generator with a pause for each element (model/slices.py). ApiVersions announces just
+the keys that have one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.broker.embedded import EmbeddedEngine
@@ -16,16 +20,19 @@ from penstock.dialects.kafka import (
     consumer_groups,
     coordinators,
     groups,
+    kio_bridge,
+    kio_reader,
     lookups,
     offsets,
     topics,
     transactions,
 )
 from penstock.dialects.kafka.api_versions import ApiVersionsAnswers, Feature, software_is_valid
-from penstock.dialects.kafka.apis import ApiKey, advertised
+from penstock.dialects.kafka.apis import ApiKey, advertised, is_served
 from penstock.dialects.kafka.metadata import BrokerAddress, TopicsKept
 from penstock.model import limits
 from penstock.model.errors import Fault
+from penstock.model.slices import Work, at_once
 
 if TYPE_CHECKING:
     from penstock.dialects.kafka.session import Call, KafkaSession
@@ -87,6 +94,35 @@ _SPECIAL = frozenset({ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA, ApiKey.API_
 """Encoded by hand, not by way of a description."""
 
 
+READING = frozenset(
+    {
+        ApiKey.LIST_OFFSETS,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH,
+        ApiKey.FIND_COORDINATOR,
+        ApiKey.DESCRIBE_GROUPS,
+        ApiKey.LIST_GROUPS,
+        ApiKey.CONSUMER_GROUP_DESCRIBE,
+        ApiKey.OFFSET_FETCH,
+        ApiKey.DESCRIBE_TRANSACTIONS,
+        ApiKey.LIST_TRANSACTIONS,
+        ApiKey.DESCRIBE_PRODUCERS,
+        ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.LIST_CONFIG_RESOURCES,
+        ApiKey.DESCRIBE_LOG_DIRS,
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+        ApiKey.ELECT_LEADERS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+    }
+)
+"""Requests that change nothing: they are given up when their connection closes."""
+AT_ONCE_BYTES_MAX = 16 * 1024
+"""Bodies up to here are decoded in one go, in 2 ms at most; larger ones in slices."""
+
+
+_API_VERSIONS, _METADATA = int(ApiKey.API_VERSIONS), int(ApiKey.METADATA)
+
+
 class KafkaService:
     def __init__(
         self,
@@ -103,17 +139,38 @@ class KafkaService:
         self._api_versions = ApiVersionsAnswers(advertised(self.handled), FEATURES)
 
     def perform(self, call: Call, session: KafkaSession) -> Any:
-        if call.key == ApiKey.API_VERSIONS:
+        key, version, view, start = call.key, call.version, call.view, call.body_start
+        if key == _API_VERSIONS:
             return self._answer_api_versions(call)
-        if call.key == ApiKey.METADATA:
-            return lookups.metadata(self, call.body, call.version, call.correlation_id)
         # Kafka stores and shows the address as Java prints one.
         caller = Caller(call.client_id or "", f"/{session.client_host}")
-        return HANDLERS[call.key](self, call.body, call.version, caller)
+        if len(view) - start > AT_ONCE_BYTES_MAX:
+            work = self._decoded_in_slices(call, caller)
+            return self._in_slices(call, work, borrows=True)
+        result = self._handle(call, kio_bridge.decode_request(key, version, view, start), caller)
+        if type(result) is GeneratorType:
+            return self._in_slices(call, result, borrows=False)
+        return result
+
+    def _handle(self, call: Call, body: Any, caller: Caller) -> Any:
+        if call.key == _METADATA:
+            return lookups.metadata(self, body, call.version, call.correlation_id)
+        return HANDLERS[call.key](self, body, call.version, caller)
+
+    def _decoded_in_slices(self, call: Call, caller: Caller) -> Work[Any]:
+        body = yield from kio_reader.decode_in_slices(call.key, call.version, call.view, call.body_start)
+        result = self._handle(call, body, caller)
+        return (yield from result) if type(result) is GeneratorType else result
+
+    def _in_slices(self, call: Call, work: Work[Any], *, borrows: bool) -> Any:
+        finish: Callable[[Any], Work[Any]] | None = None
+        if call.key != ApiKey.METADATA:  # which is encoded by hand
+            finish = partial(kio_bridge.answer_in_slices, call.key, call.version, call.correlation_id)
+        return self.engine.in_slices(work, drop=call.key in READING, borrows=borrows, finish=finish)
 
     def _answer_api_versions(self, call: Call) -> bytes:
-        body = call.body
-        if call.version >= 3 and body is not None:
-            if not software_is_valid(body.client_software_name, body.client_software_version):
+        if is_served(call.key, call.version):
+            body = at_once(kio_reader.decode_in_slices(call.key, call.version, call.view, call.body_start))
+            if call.version >= 3 and not software_is_valid(body.client_software_name, body.client_software_version):
                 return self._api_versions.refusal(call.version, call.correlation_id, Fault.INVALID_REQUEST)
         return self._api_versions.answer(call.version, call.correlation_id)

@@ -3,7 +3,8 @@
 A frame is an i32 size and a request. Consecutive Produce requests for one partition with the same settings become one
 `ProduceRun`: the broker appends the whole run in one write, and the answers leave in one buffer. Everything else is a
 `Call`: decoded by kio, performed by the handler that `service` has for its key, encoded from a plain description in the
-version that was asked.
+version that was asked. A request is decoded when it is performed, and a large one in slices (model/slices.py), like
+everything whose cost grows with a count in the request.
 
 The peer is wrong when its bytes are no request, when it asks for what ApiVersions did not announce, or when a produce
 without acknowledgement fails: Kafka has no error answer for these, so the connection is closed with one log line.
@@ -17,22 +18,34 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from penstock.broker.engine import Append, Appended
 from penstock.dialects.kafka import fetch, kio_bridge, produce
 from penstock.dialects.kafka.apis import ApiKey, api_name, is_served
 from penstock.dialects.kafka.errors import CODES
-from penstock.dialects.kafka.fetching import FetchCall
+from penstock.dialects.kafka.fetching import perform_fetch
 from penstock.dialects.kafka.frame import SIZE_BYTES, RequestHeader, read_header
+from penstock.dialects.kafka.kio_writer import Encoded
 from penstock.dialects.kafka.produce import PartitionAnswer, ProducePrefix, ProduceRequest, TopicKey, answer_template
 from penstock.dialects.kafka.service import KafkaService
+from penstock.model import limits
 from penstock.model.chunks import Chunk
-from penstock.model.errors import Fault, ProtocolError
+from penstock.model.errors import NO_FAULT, Fault, ProtocolError
 from penstock.model.fed import Fed
-from penstock.model.pending import Pending, held
+from penstock.model.pending import Pending, held, when
+from penstock.model.slices import Failed, Work, at_once, done, released
+
+REQUESTS_AT_ONCE = 256
+"""Requests that one call cuts: about half a millisecond."""
+_APPENDS_AT_ONCE = 100
+_PRODUCE, _FETCH, _API_VERSIONS = int(ApiKey.PRODUCE), int(ApiKey.FETCH), int(ApiKey.API_VERSIONS)
+_FEW_PARTITIONS = 32
+"""A produce to so many partitions is performed in one go: it takes less than a slice."""
 
 _SIZE = struct.Struct(">i")
+_KEYED = struct.Struct(">ih")
 _ACKS = (-1, 0, 1)
 _NO_RECORDS = memoryview(b"")
 _VERSION_THAT_ADDS_PARTITIONS = 12
@@ -75,25 +88,42 @@ class ProduceRun:
 class ProduceCall:
     """A Produce request for several partitions."""
 
-    __slots__ = ("correlation_id", "request", "version")
+    __slots__ = ("correlation_id", "decoding", "request", "version")
 
-    def __init__(self, header: RequestHeader, request: ProduceRequest) -> None:
+    def __init__(self, header: RequestHeader, decoding: Work[ProduceRequest]) -> None:
         self.version = header.version
         self.correlation_id = header.correlation_id
-        self.request = request
+        self.decoding: Work[ProduceRequest] | None = decoding
+        """None when it is decoded and has few partitions."""
+        self.request: ProduceRequest
+        """Once it is decoded."""
+
+    def decode_few(self) -> None:
+        """Decode a request for a few partitions now."""
+        assert self.decoding is not None
+        try:
+            for _ in range(_FEW_PARTITIONS):
+                next(self.decoding)
+        except StopIteration as stop:
+            request: ProduceRequest = stop.value
+            few = sum([len(partitions) for _, partitions in request.topics]) <= _FEW_PARTITIONS
+            self.request = request
+            self.decoding = None if few and request.transactional_id is None else done(request)
 
 
 class Call:
     """A request of any other API."""
 
-    __slots__ = ("body", "client_id", "correlation_id", "key", "version")
+    __slots__ = ("body_start", "client_id", "correlation_id", "key", "version", "view")
 
-    def __init__(self, header: RequestHeader, body: Any) -> None:
+    def __init__(self, header: RequestHeader, view: memoryview) -> None:
         self.key = header.api_key
         self.version = header.version
         self.correlation_id = header.correlation_id
         self.client_id = header.client_id
-        self.body = body
+        self.view = view
+        """Ends where the request does; its body begins at `body_start`."""
+        self.body_start = header.body_start
 
 
 class KafkaSession:
@@ -124,7 +154,12 @@ class KafkaSession:
                     at, 0, requests, f"a frame of {size} bytes; 1 to {self._service.frame_bytes_max} are allowed"
                 )
             stop = at + SIZE_BYTES + size
-            if stop > end:
+            if size > limits.REQUEST_BYTES_MAX and end - at >= _KEYED.size:
+                key = _KEYED.unpack_from(view, at)[1]
+                if key != _PRODUCE:
+                    text = f"a {api_name(key)} request of {size} bytes; {limits.REQUEST_BYTES_MAX} are allowed"
+                    return Fed(at, 0, requests, text)
+            if stop > end or len(requests) >= REQUESTS_AT_ONCE:
                 return Fed(at, SIZE_BYTES + size, requests)
             try:
                 requests.append(self._request(view[:stop], at + SIZE_BYTES))
@@ -136,22 +171,25 @@ class KafkaSession:
     def _request(self, view: memoryview, start: int) -> object:
         header = read_header(view, start)
         key, version = header.api_key, header.version
-        if key == ApiKey.API_VERSIONS:
-            body = kio_bridge.decode_request(key, version, view, header.body_start) if is_served(key, version) else None
-            return Call(header, body)
-        if key not in self._service.handled or not is_served(key, version):
-            raise ProtocolError(f"{api_name(key)} version {version} is not served")
-        if key == ApiKey.PRODUCE:
+        if key == _PRODUCE and is_served(key, version):
             return self._produce_request(view, start, header)
-        if key == ApiKey.FETCH:
-            return Call(header, fetch.decode(view, header.body_start, version))
-        return Call(header, kio_bridge.decode_request(key, version, view, header.body_start))
+        if key != _API_VERSIONS and not (key in self._service.handled and is_served(key, version)):
+            raise ProtocolError(f"{api_name(key)} version {version} is not served")
+        return Call(header, view)
 
     def _produce_request(self, view: memoryview, start: int, header: RequestHeader) -> object:
-        request = produce.decode(view, header.body_start, header.version)
+        decoding = produce.decode_in_slices(view, header.body_start, header.version)
+        try:
+            next(decoding)
+        except StopIteration as stop:  # it is for one partition at most
+            request: ProduceRequest = stop.value
+        else:
+            call = ProduceCall(header, decoding)
+            call.decode_few()
+            return call
         prefix = ProducePrefix.of(view, start, header, request)
         if prefix is None:
-            return ProduceCall(header, request)
+            return ProduceCall(header, done(request))
         self._prefix = prefix
         records = request.topics[0][1][0][1]
         return ProduceRun(prefix, [(header.correlation_id, _NO_RECORDS if records is None else records)])
@@ -162,9 +200,12 @@ class KafkaSession:
         if type(request) is ProduceRun:
             return self._perform_run(request)
         if type(request) is ProduceCall:
-            return self._perform_produce(request)
-        if request.key == ApiKey.FETCH:
-            return FetchCall(self._service, request.body, request.version).perform()
+            if request.decoding is None:
+                return self._produce_few(request.request)
+            finish = partial(_encoded_produce, request)
+            return self._service.engine.in_slices(self._produce(request), borrows=True, finish=finish)
+        if request.key == _FETCH:
+            return perform_fetch(self._service, request)
         result = self._service.perform(request, self)
         return held(result) if request.key in HOLDING else result
 
@@ -190,9 +231,27 @@ class KafkaSession:
             transactional_id, appends, acks, adds_partitions=version >= _VERSION_THAT_ADDS_PARTITIONS
         )
 
-    def _perform_produce(self, call: ProduceCall) -> list[Appended] | Pending[list[Appended]]:
+    def _produce_few(self, request: ProduceRequest) -> list[Appended] | Pending[list[Appended]]:
         engine = self._service.engine
-        request = call.request
+        appends: list[Append] = []
+        known: list[bool] = []
+        for topic, partitions in request.topics:
+            name = engine.topic_name_of(topic) if isinstance(topic, bytes) else topic
+            known += [name is not None] * len(partitions)
+            if name is not None:
+                appends += [
+                    Append(name, partition, _NO_RECORDS if records is None else records)
+                    for partition, records in partitions
+                ]
+        if request.acks not in _ACKS:
+            return [Appended(Fault.INVALID_REQUIRED_ACKS)] * len(known)
+        results = engine.append_many(appends, request.acks)
+        return results if len(appends) == len(known) else when(results, partial(_with_unknown, known))
+
+    def _produce(self, call: ProduceCall) -> Work[list[Appended] | Pending[list[Appended]]]:
+        engine = self._service.engine
+        assert call.decoding is not None
+        request = call.request = yield from call.decoding
         appends: list[Append] = []
         known: list[bool] = []
         for topic, partitions in request.topics:
@@ -201,32 +260,40 @@ class KafkaSession:
                 known.append(name is not None)
                 if name is not None:
                     appends.append(Append(name, partition, _NO_RECORDS if records is None else records))
+                if len(known) % _APPENDS_AT_ONCE == 0:
+                    yield None
+            if not partitions:
+                yield None
         if request.acks not in _ACKS:
             return [Appended(Fault.INVALID_REQUIRED_ACKS)] * len(known)
-        results: list[Appended] | Pending[list[Appended]] = []
-        if appends and request.transactional_id is not None:
+        results: list[Appended] | Pending[list[Appended]]
+        if request.transactional_id is None:
+            results = yield from engine.append_in_slices(appends, request.acks)
+        elif len(appends) <= _APPENDS_AT_ONCE:
             results = self._append_transactional(request.transactional_id, call.version, appends, request.acks)
-        elif appends:
-            results = engine.append_many(appends, request.acks)
-        if all(known):
-            return results
-
-        def with_unknown(found: list[Appended]) -> list[Appended]:
-            rest = iter(found)
-            return [next(rest) if is_known else Appended(Fault.UNKNOWN_TOPIC_ID) for is_known in known]
-
-        return results.map(with_unknown) if isinstance(results, Pending) else with_unknown(results)
+        else:
+            results = yield from engine.append_transactional_in_slices(
+                request.transactional_id,
+                appends,
+                request.acks,
+                adds_partitions=call.version >= _VERSION_THAT_ADDS_PARTITIONS,
+            )
+        yield from released(results)
+        return results if len(appends) == len(known) else when(results, partial(_with_unknown, known))
 
     # ------------------------------------------------------------------------------------------------ bytes out
 
     def answer(self, request: Any, result: Any) -> list[Chunk]:
         if type(request) is ProduceRun:
             return self._answer_run(request, result)
+        if type(result) is Encoded:
+            return result.chunks
+        if type(result) is Failed:
+            raise result.error
         if type(request) is ProduceCall:
-            return self._answer_produce(request, result)
-        if request.key == ApiKey.FETCH:
-            assert isinstance(result, list)
-            return FetchCall.answer(request.version, request.correlation_id, result)
+            return at_once(_encoded_produce(request, result)).chunks
+        if request.key == _FETCH:
+            return fetch.encode_answer(request.version, request.correlation_id, 0, 0, result)
         if isinstance(result, bytes):
             return [result]
         return [kio_bridge.answer(request.key, request.version, request.correlation_id, result)]
@@ -238,31 +305,42 @@ class KafkaSession:
         encode = answer_template(run.version, run.topic, run.partition).encode
         out = []
         for (correlation_id, _), result in zip(run.items, results, strict=True):
-            if result.fault is Fault.NONE:
+            if result.fault is NO_FAULT:
                 out.append(encode(correlation_id, result.base_offset, result.append_time_ms, result.log_start_offset))
             else:
                 topics = ((run.topic, (_partition_answer(run.partition, result),)),)
                 out.append(produce.encode_answer(run.version, correlation_id, topics))
         return [b"".join(out)] if len(out) > 1 else list(out)
 
-    def _answer_produce(self, call: ProduceCall, results: Sequence[Appended]) -> list[Chunk]:
-        if call.request.acks == 0:
-            _refuse_silent_failure(results)
-            return []
-        rest = iter(results)
-        topics = [
-            (topic, [_partition_answer(partition, next(rest)) for partition, _ in partitions])
-            for topic, partitions in call.request.topics
-        ]
-        return [produce.encode_answer(call.version, call.correlation_id, topics)]
-
     def closed(self) -> None:
         self._prefix = None
 
 
+def _with_unknown(known: Sequence[bool], found: Sequence[Appended]) -> list[Appended]:
+    """The results of all partitions of a request, from those of known topics."""
+    rest = iter(found)
+    return [next(rest) if is_known else Appended(Fault.UNKNOWN_TOPIC_ID) for is_known in known]
+
+
+def _encoded_produce(call: ProduceCall, results: Sequence[Appended]) -> Work[Encoded]:
+    if call.request.acks == 0:
+        _refuse_silent_failure(results)
+        return Encoded([])
+    rest = iter(results)
+    topics: list[tuple[TopicKey, list[PartitionAnswer]]] = []
+    for topic, partitions in call.request.topics:
+        rows: list[PartitionAnswer] = []
+        for first in range(0, len(partitions) or 1, _APPENDS_AT_ONCE):
+            some = partitions[first : first + _APPENDS_AT_ONCE]
+            rows += [_partition_answer(partition, next(rest)) for partition, _ in some]
+            yield None
+        topics.append((topic, rows))
+    return Encoded([(yield from produce.encode_in_slices(call.version, call.correlation_id, topics))])
+
+
 def _partition_answer(partition: int, result: Appended) -> PartitionAnswer:
     fault, base_offset, append_time_ms, log_start_offset, text, record_index = result
-    if fault is Fault.NONE:
+    if fault is NO_FAULT:
         return PartitionAnswer(partition, 0, base_offset, append_time_ms, log_start_offset)
     errors = ((record_index, text),) if record_index >= 0 else ()
     return PartitionAnswer(partition, CODES[fault], -1, -1, log_start_offset, errors, text or fault.value)
@@ -271,5 +349,5 @@ def _partition_answer(partition: int, result: Appended) -> PartitionAnswer:
 def _refuse_silent_failure(results: Sequence[Appended]) -> None:
     """acks=0 has no answer to carry an error: the closed connection is the only sign a producer gets."""
     for result in results:
-        if result.fault is not Fault.NONE:
+        if result.fault is not NO_FAULT:
             raise ProtocolError(f"a produce without acknowledgement failed: {result.text or result.fault.value}")

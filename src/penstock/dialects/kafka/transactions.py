@@ -5,7 +5,8 @@ The coordinator decides; here is what each version of a request means and which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
@@ -20,17 +21,17 @@ from penstock.coordination.transaction_commands import (
     ListTransactions,
     PartitionsResult,
     ProducerResult,
-    TransactionList,
     VerifyPartitions,
     WriteMarkers,
 )
 from penstock.coordination.transaction_states import NO_EPOCH, NO_PRODUCER_ID, Identity
 from penstock.dialects.kafka.apis import ApiKey
-from penstock.dialects.kafka.coordinators import ask_transaction, known_fault
+from penstock.dialects.kafka.coordinators import ASKED_AT_ONCE, Room, ask_transaction, known_fault
 from penstock.dialects.kafka.kio_bridge import milliseconds
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import TopicName, TopicPartition, is_internal
-from penstock.model.pending import Pending, gather, in_turn, when
+from penstock.model.pending import Pending, in_turn, when
+from penstock.model.slices import Work
 
 if TYPE_CHECKING:
     from penstock.dialects.kafka.service import Caller, KafkaService
@@ -84,58 +85,79 @@ def _producer_answer(result: ProducerResult, key: ApiKey, version: int) -> dict[
 # ---- transactions -----------------------------------------------------------------------------------------------------
 
 
-def add_partitions_to_txn(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
+def add_partitions_to_txn(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     """One transaction, all of its partitions or none, from producers; several from version 4 on, as brokers ask."""
     if version < _FIRST_BATCHED:
         identity = Identity(body.v3_and_below_producer_id, body.v3_and_below_producer_epoch)
-        added = _add(
-            service, body.v3_and_below_transactional_id, identity, body.v3_and_below_topics, version, verify_only=False
-        )
-        return when(added, lambda topics: {"results_by_topic_v3_and_below": topics})
-    parts = [
-        _add(
-            service,
-            asked.transactional_id,
-            Identity(asked.producer_id, asked.producer_epoch),
-            asked.topics,
-            version,
-            verify_only=asked.verify_only,
-        )
-        for asked in body.transactions
-    ]
-
-    def answer(results: list[list[dict[str, Any]]]) -> dict[str, Any]:
-        return {
-            "error_code": Fault.NONE,
-            "results_by_transaction": [
-                {"transactional_id": asked.transactional_id, "topic_results": topics}
-                for asked, topics in zip(body.transactions, results, strict=True)
-            ],
-        }
-
-    return when(gather(parts), answer)
+        addition = _Addition(service, body.v3_and_below_transactional_id, body.v3_and_below_topics, version)
+        yield from addition.ask(identity, verify_only=False)
+        return {"results_by_topic_v3_and_below": (yield from addition.answer())}
+    rows: list[dict[str, Any]] = []
+    waiting: deque[_Addition] = deque()
+    for asked in body.transactions:
+        addition = _Addition(service, asked.transactional_id, asked.topics, version)
+        yield from addition.ask(Identity(asked.producer_id, asked.producer_epoch), verify_only=asked.verify_only)
+        waiting.append(addition)
+        if len(waiting) >= ASKED_AT_ONCE:
+            rows.append((yield from _added(waiting.popleft())))
+    while waiting:
+        rows.append((yield from _added(waiting.popleft())))
+    return {"error_code": Fault.NONE, "results_by_transaction": rows}
 
 
-def _add(
-    service: KafkaService, name: str, identity: Identity, topics: Any, version: int, *, verify_only: bool
-) -> list[dict[str, Any]] | Pending[list[dict[str, Any]]]:
-    partitions = _partitions((topic.name, topic.partitions) for topic in topics)
-    refused = {place: fault for place in partitions if (fault := _addition_fault(service, place, verify_only))}
-    if refused:
-        return _partition_results(topics, lambda place: refused.get(place, ErrorCode.operation_not_attempted))
-    ask = VerifyPartitions if verify_only else AddPartitions
-    answered = ask_transaction(service, name, ask(name, identity, partitions))
+def _added(addition: _Addition) -> Work[dict[str, Any]]:
+    return {"transactional_id": addition.name, "topic_results": (yield from addition.answer())}
 
-    def answer(result: PartitionsResult | Fault) -> list[dict[str, Any]]:
+
+class _Addition:
+    """Partitions that a transaction is to have: checked, given to the coordinator in one command, and the answer."""
+
+    def __init__(self, service: KafkaService, name: str, topics: Any, version: int) -> None:
+        self.name = name
+        self._service = service
+        self._topics = topics
+        self._version = version
+        self._refused: dict[TopicPartition, Fault] = {}
+        self._answer: Any = Fault.NONE
+
+    def ask(self, identity: Identity, *, verify_only: bool) -> Work[None]:
+        partitions: set[TopicPartition] = set()
+        for topic in self._topics:
+            name = TopicName(topic.name)
+            for at in topic.partitions:
+                place = TopicPartition(name, at)
+                fault = _addition_fault(self._service, place, verify_only)
+                if fault is None:
+                    partitions.add(place)
+                else:
+                    self._refused[place] = fault
+                yield None
+            yield None
+        if not self._refused:
+            ask = VerifyPartitions if verify_only else AddPartitions
+            self._answer = ask_transaction(self._service, self.name, ask(self.name, identity, frozenset(partitions)))
+
+    def answer(self) -> Work[list[dict[str, Any]]]:
+        refused = self._refused
+        result = (yield self._answer) if isinstance(self._answer, Pending) else self._answer
         fault, strangers = (result, frozenset()) if isinstance(result, Fault) else result
-
-        def outcome(place: TopicPartition) -> Fault:
-            here = Fault.TRANSACTION_ABORTABLE if fault is Fault.NONE and place in strangers else fault
-            return known_fault(here, ApiKey.ADD_PARTITIONS_TO_TXN, version)
-
-        return _partition_results(topics, outcome)
-
-    return when(answered, answer)
+        rows = []
+        for topic in self._topics:
+            name = TopicName(topic.name)
+            partitions = []
+            for at in topic.partitions:
+                place = TopicPartition(name, at)
+                error: Fault | ErrorCode
+                if refused:
+                    error = refused.get(place, ErrorCode.operation_not_attempted)
+                else:
+                    here = Fault.TRANSACTION_ABORTABLE if fault is Fault.NONE and place in strangers else fault
+                    error = known_fault(here, ApiKey.ADD_PARTITIONS_TO_TXN, self._version)
+                partitions.append({"partition_index": at, "partition_error_code": error})
+                yield None
+            rows.append({"name": topic.name, "results_by_partition": partitions})
+            yield None
+        return rows
 
 
 def _addition_fault(service: KafkaService, place: TopicPartition, verify_only: bool) -> Fault | None:
@@ -143,26 +165,6 @@ def _addition_fault(service: KafkaService, place: TopicPartition, verify_only: b
         return Fault.UNKNOWN_TOPIC_OR_PARTITION
     # Offsets join a transaction by AddOffsetsToTxn; the transaction log itself is never part of one.
     return Fault.INVALID_TOPIC if is_internal(place.topic) and not verify_only else None
-
-
-def _partitions(topics: Iterable[tuple[str, Iterable[int]]]) -> frozenset[TopicPartition]:
-    return frozenset(TopicPartition(TopicName(name), at) for name, partitions in topics for at in partitions)
-
-
-def _partition_results(topics: Any, outcome: Callable[[TopicPartition], Fault | ErrorCode]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": topic.name,
-            "results_by_partition": [
-                {
-                    "partition_index": partition,
-                    "partition_error_code": outcome(TopicPartition(TopicName(topic.name), partition)),
-                }
-                for partition in topic.partitions
-            ],
-        }
-        for topic in topics
-    ]
 
 
 def add_offsets_to_txn(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
@@ -207,40 +209,55 @@ def end_txn(service: KafkaService, body: Any, version: int, caller: Caller) -> A
 # ---- administration ---------------------------------------------------------------------------------------------------
 
 
-def write_txn_markers(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
+def write_txn_markers(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     """An administrator ends a transaction that hangs in a partition; the coordinator is not asked."""
-    engine = service.engine
-    markers = [
-        WriteMarkers(
+    rows = []
+    for asked in body.markers:
+        partitions: set[TopicPartition] = set()
+        for topic in asked.topics:
+            name = TopicName(topic.name)
+            for at in topic.partition_indexes:
+                if _may_be_marked(service, TopicPartition(name, at)):
+                    partitions.add(TopicPartition(name, at))
+                yield None
+            yield None
+        markers = WriteMarkers(
             transactional_id="",
             identity=Identity(asked.producer_id, asked.producer_epoch),
             coordinator_epoch=asked.coordinator_epoch,
             commit=asked.transaction_result,
-            partitions=frozenset(
-                place
-                for place in _partitions((topic.name, topic.partition_indexes) for topic in asked.topics)
-                if _may_be_marked(service, place)
-            ),
+            partitions=frozenset(partitions),
             transaction_version=getattr(asked, "transaction_version", 0),
         )
-        for asked in body.markers
-    ]
+        written = yield from service.engine.transactions.write_markers_in_slices(markers)
+        rows.append((asked, written))
+        yield None
+    return {"markers": (yield from _marked(rows))}
 
-    def answer(results: list[dict[TopicPartition, Fault]]) -> dict[str, Any]:
-        rows = []
-        for asked, faults in zip(body.markers, results, strict=True):
-            topics = []
-            for topic in asked.topics:
-                partitions = []
-                for partition in topic.partition_indexes:
-                    place = TopicPartition(TopicName(topic.name), partition)
-                    fault = faults.get(place, Fault.UNKNOWN_TOPIC_OR_PARTITION)
-                    partitions.append({"partition_index": partition, "error_code": fault})
-                topics.append({"name": topic.name, "partitions": partitions})
-            rows.append({"producer_id": asked.producer_id, "topics": topics})
-        return {"markers": rows}
 
-    return engine.transactions.write_markers(markers).map(answer)
+def _marked(rows: Sequence[tuple[Any, Mapping[TopicPartition, Fault | Pending[Fault]]]]) -> Work[list[dict[str, Any]]]:
+    """All markers are written before the first is waited for."""
+    answers = []
+    for asked, written in rows:
+        topics = []
+        for topic in asked.topics:
+            name = TopicName(topic.name)
+            partitions = []
+            for at in topic.partition_indexes:
+                marker = written.get(TopicPartition(name, at))
+                if marker is None:
+                    fault = Fault.UNKNOWN_TOPIC_OR_PARTITION
+                elif isinstance(marker, Fault):
+                    fault = marker
+                else:
+                    fault = marker.result if marker.done else (yield marker)
+                partitions.append({"partition_index": at, "error_code": fault})
+                yield None
+            topics.append({"name": topic.name, "partitions": partitions})
+            yield None
+        answers.append({"producer_id": asked.producer_id, "topics": topics})
+        yield None
+    return answers
 
 
 def _may_be_marked(service: KafkaService, place: TopicPartition) -> bool:
@@ -248,16 +265,24 @@ def _may_be_marked(service: KafkaService, place: TopicPartition) -> bool:
     return service.engine.partition(*place) is not None and place.topic != TRANSACTIONS_TOPIC
 
 
-def describe_transactions(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
-    names = body.transactional_ids
-    asked = [ask_transaction(service, name, DescribeTransaction(name)) for name in names]
-    return when(gather(asked), lambda results: {"transaction_states": list(map(_described, names, results))})
+def describe_transactions(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
+    def ask(name: str) -> Any:
+        return ask_transaction(service, name, DescribeTransaction(name))
+
+    rows = []
+    room = Room()
+    for name in body.transactional_ids:
+        result = ask(name)
+        rows.append((yield from _described(name, (yield result) if isinstance(result, Pending) else result, room)))
+        yield None
+    return {"transaction_states": rows}
 
 
-def _described(name: str, result: Description | Fault) -> dict[str, Any]:
+def _described(name: str, result: Description | Fault, room: Room) -> Work[dict[str, Any]]:
     if isinstance(result, Fault):
         result = Description(result, name)
     state = result.state
+    room.take(1 if state is None else 1 + len(state.partitions))
     if state is None:
         return {
             "error_code": result.fault,
@@ -270,8 +295,9 @@ def _described(name: str, result: Description | Fault) -> dict[str, Any]:
             "topics": [],
         }
     topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(state.partitions):
+    for topic, partition in state.partitions:
         topics.setdefault(topic, []).append(partition)
+        yield None
     return {
         "error_code": result.fault,
         "transactional_id": name,
@@ -280,11 +306,11 @@ def _described(name: str, result: Description | Fault) -> dict[str, Any]:
         "transaction_start_time": state.start_ms,
         "producer_id": state.producer_id,
         "producer_epoch": state.producer_epoch,
-        "topics": [{"topic": topic, "partitions": partitions} for topic, partitions in topics.items()],
+        "topics": [{"topic": topic, "partitions": sorted(topics[topic])} for topic in sorted(topics)],
     }
 
 
-def list_transactions(service: KafkaService, body: Any, version: int, caller: Caller) -> Any:
+def list_transactions(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     try:
         matches = _pattern(getattr(body, "transactional_id_pattern", None))
     except BrokerError as error:
@@ -295,28 +321,20 @@ def list_transactions(service: KafkaService, body: Any, version: int, caller: Ca
         running_longer_than_ms=getattr(body, "duration_filter", -1),
         matches=matches,
     )
-
-    def answer(results: list[TransactionList | Fault] | Fault) -> dict[str, Any]:
-        if isinstance(results, Fault):
-            return {"error_code": results, "transaction_states": []}
-        unknown: set[str] = set()
-        rows = []
-        for result in results:
-            if isinstance(result, Fault):
-                return {"error_code": result, "transaction_states": []}
-            unknown.update(result.unknown_statuses)
-            rows += [
-                {
-                    "transactional_id": name,
-                    "producer_id": state.producer_id,
-                    "transaction_state": state.status.title,
-                }
-                for name, state in result.transactions
-            ]
-        return {"error_code": Fault.NONE, "unknown_state_filters": sorted(unknown), "transaction_states": rows}
-
-    asked: Any = service.engine.transactions.ask_all(command)
-    return when(asked, answer)
+    found = yield from service.engine.transactions.list_in_slices(command)
+    if isinstance(found, Fault):
+        return {"error_code": found, "transaction_states": []}
+    rows = []
+    for name, state in found.transactions:
+        rows.append(
+            {"transactional_id": name, "producer_id": state.producer_id, "transaction_state": state.status.title}
+        )
+        yield None
+    return {
+        "error_code": Fault.NONE,
+        "unknown_state_filters": list(found.unknown_statuses),
+        "transaction_states": rows,
+    }
 
 
 def _pattern(text: str | None) -> Callable[[str], bool] | None:
@@ -332,19 +350,20 @@ def _pattern(text: str | None) -> Callable[[str], bool] | None:
     return lambda name: fits(name) is not None
 
 
-def describe_producers(service: KafkaService, body: Any, version: int, caller: Caller) -> dict[str, Any]:
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [_producers(service, topic.name, partition) for partition in topic.partition_indexes],
-            }
-            for topic in body.topics
-        ]
-    }
+def describe_producers(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
+    topics = []
+    room = Room()
+    for topic in body.topics:
+        rows = []
+        for partition in topic.partition_indexes:
+            rows.append((yield from _producers(service, topic.name, partition, room)))
+            yield None
+        topics.append({"name": topic.name, "partitions": rows})
+        yield None
+    return {"topics": topics}
 
 
-def _producers(service: KafkaService, topic: str, partition: int) -> dict[str, Any]:
+def _producers(service: KafkaService, topic: str, partition: int, room: Room) -> Work[dict[str, Any]]:
     found = service.engine.partition(topic, partition)
     fault = Fault.NONE
     if found is None:
@@ -358,18 +377,20 @@ def _producers(service: KafkaService, topic: str, partition: int) -> dict[str, A
             "error_message": fault.value,
             "active_producers": [],
         }
-    return {
-        "partition_index": partition,
-        "error_code": Fault.NONE,
-        "active_producers": [
-            {
-                "producer_id": row.producer_id,
-                "producer_epoch": row.producer_epoch,
-                "last_sequence": row.last_sequence,
-                "last_timestamp": row.last_timestamp_ms,
-                "coordinator_epoch": row.coordinator_epoch,
-                "current_txn_start_offset": row.transaction_first_offset,
-            }
-            for row in found.producers.describe()
-        ],
-    }
+    producers = []
+    for producer_id in found.producers.ids():
+        room.take(1)
+        row = found.producers.row(producer_id)
+        if row is not None:
+            producers.append(
+                {
+                    "producer_id": row.producer_id,
+                    "producer_epoch": row.producer_epoch,
+                    "last_sequence": row.last_sequence,
+                    "last_timestamp": row.last_timestamp_ms,
+                    "coordinator_epoch": row.coordinator_epoch,
+                    "current_txn_start_offset": row.transaction_first_offset,
+                }
+            )
+        yield None
+    return {"partition_index": partition, "error_code": Fault.NONE, "active_producers": producers}

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import struct
 
+from penstock.model import limits
 from penstock.model.errors import ProtocolError
-
-ELEMENTS_MAX = 1_000_000
-"""Array elements of one request, all arrays together: ten times the partitions that a broker may have. A request of the
-largest frame made of two-byte elements would become gigabytes of objects."""
 
 MALFORMED = (struct.error, IndexError, UnicodeDecodeError)
 """What reading past the end, or text that is not UTF-8, raises."""
@@ -38,9 +35,20 @@ def read_uvarint(view: memoryview, at: int) -> tuple[int, int]:
     raise ProtocolError(f"a varint is longer than {_UVARINT_BYTES_MAX} bytes")
 
 
+TAGGED_FIELDS_MAX = 100
+"""Of one tag buffer: Kafka's messages have up to three, and each unknown one is read over."""
+
+
+def read_tag_count(view: memoryview, at: int) -> tuple[int, int]:
+    count, at = read_uvarint(view, at)
+    if count > TAGGED_FIELDS_MAX:
+        raise ProtocolError(f"{count} tagged fields; {TAGGED_FIELDS_MAX} are allowed")
+    return count, at
+
+
 def skip_tags(view: memoryview, at: int) -> int:
     """The position behind a tag buffer whose fields are of no interest."""
-    count, at = read_uvarint(view, at)
+    count, at = read_tag_count(view, at)
     for _ in range(count):
         _, at = read_uvarint(view, at)
         size, at = read_uvarint(view, at)
@@ -64,6 +72,8 @@ def read_string(view: memoryview, at: int, flexible: bool) -> tuple[str | None, 
     stop = at + length
     if stop > len(view):
         raise ProtocolError("a string is longer than its request")
+    if length > limits.STRING_BYTES_MAX:
+        raise ProtocolError(f"a string has length {length}")
     return view[at:stop].tobytes().decode(), stop
 
 
@@ -77,9 +87,28 @@ def read_count(view: memoryview, at: int, flexible: bool, element_bytes_min: int
         at += 4
     if count < 0:
         raise ProtocolError("an array that must not be null has no elements at all")
-    if count > ELEMENTS_MAX or count * element_bytes_min > len(view) - at:
-        raise ProtocolError(f"an array claims {count} elements in {len(view) - at} bytes")
+    if count > limits.REQUEST_ELEMENTS_MAX or count * element_bytes_min > len(view) - at:
+        raise _too_many(view, at, count)
     return count, at
+
+
+def read_nullable_count(view: memoryview, at: int, flexible: bool, element_bytes_min: int) -> tuple[int, int]:
+    """The same, or a negative number: -1 is null."""
+    if flexible:
+        count, at = read_uvarint(view, at)
+        count -= 1
+    else:
+        count = I32.unpack_from(view, at)[0]
+        at += 4
+    if count > limits.REQUEST_ELEMENTS_MAX or count * element_bytes_min > len(view) - at:
+        raise _too_many(view, at, count)
+    return count, at
+
+
+def _too_many(view: memoryview, at: int, count: int) -> ProtocolError:
+    return ProtocolError(
+        f"an array claims {count} elements in {len(view) - at} bytes; {limits.REQUEST_ELEMENTS_MAX} are allowed"
+    )
 
 
 def _uvarint(value: int) -> bytes:

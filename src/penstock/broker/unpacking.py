@@ -1,0 +1,98 @@
+"""Decompression beside the event loop: on threads of its own, counted before memory is taken.
+
+What a batch unpacks to is known only when it is unpacked, so the most that it can be is counted first: what its codec can
+make of its size, and no more than the broker unpacks of such a batch. The rest is given back when the real size is known.
+
+The threads run C code that releases the interpreter (records/compression.py). They get bytes and a limit, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from penstock.broker.account import Account
+from penstock.model.limits import UNPACKED_BYTES_MAX
+from penstock.model.pending import Pending
+from penstock.model.slices import Work
+from penstock.records.batch import Batch, BatchError
+from penstock.records.compression import EXPANSION_MAX, decompress
+from penstock.records.walk import unpacked_bytes_max
+
+T = TypeVar("T")
+
+THREADS = 2
+"""More would only compete with the event loop."""
+
+
+class Unpacked:
+    """What a batch unpacked to; `release` it when it is no longer needed."""
+
+    __slots__ = ("_account", "_counted", "data")
+
+    def __init__(self, account: Account, counted: int, data: bytes) -> None:
+        self._account = account
+        self._counted = len(data)
+        self.data = data
+        account.give(counted - len(data))
+
+    def release(self) -> None:
+        self.data = b""
+        counted, self._counted = self._counted, 0
+        self._account.give(counted)
+
+
+class Unpacking:
+    """One per engine. `in_slices` runs work that waits for it, and goes on with what was unpacked."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, in_slices: Callable[..., Any], bytes_max: int = UNPACKED_BYTES_MAX
+    ) -> None:
+        self._loop = loop
+        self.call_soon = loop.call_soon
+        self.in_slices = in_slices
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="penstock-unpack")
+        self._stopped = False
+        self.account = Account(bytes_max, loop.call_soon)
+
+    def unpacked(self, batch: Batch) -> Work[Unpacked]:
+        """The records of a compressed batch whose bytes stay as they are. Raises BatchError."""
+        return self.decompressed(batch.compression, batch.payload(), unpacked_bytes_max(batch.size))
+
+    def decompressed(self, codec: int, data: memoryview, limit_bytes: int) -> Work[Unpacked]:
+        """What `data` holds, if that is at most `limit_bytes`. Raises BatchError. The work must not be dropped."""
+        counted = min(limit_bytes, len(data) * EXPANSION_MAX[codec])
+        yield self.account.take(counted)
+        result = yield self.in_thread(lambda: decompress(codec, data, limit_bytes))
+        if isinstance(result, Exception):
+            self.account.give(counted)
+            raise result
+        return Unpacked(self.account, counted, result)
+
+    def in_thread(self, work: Callable[[], T]) -> Pending[T | Exception]:
+        """Run C code in a thread; its result, or the exception that it raised."""
+        done: Pending[T | Exception] = Pending()
+        if self._stopped:
+            done.complete(BatchError("the broker stops"))
+            return done
+
+        def finish(future: Future[T]) -> None:
+            error = future.exception()
+            if error is None:
+                done.complete(future.result())
+            else:
+                done.complete(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+        def finish_soon(future: Future[T]) -> None:
+            if not future.cancelled() and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(finish, future)
+
+        self._threads.submit(work).add_done_callback(finish_soon)
+        return done
+
+    def stop(self) -> None:
+        """Begin nothing new; what is under way ends unheard."""
+        self._stopped = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
