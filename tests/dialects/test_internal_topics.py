@@ -301,6 +301,17 @@ def test_clients_cannot_create_internal_topics(broker: Broker, attempt: Attempt,
     assert {configs["cleanup.policy"] for _, _, configs in state(broker).values()} == {"compact"}
 
 
+def test_configs_of_internal_topics_are_described_as_read_only(broker: Broker) -> None:
+    commit_in_all_groups(broker)
+    broker.make_topic("orders")
+    for topic in (OFFSETS, STATE, "orders"):
+        row = {"resource_type": 2, "resource_name": topic, "configuration_keys": None}
+        tree = {"resources": [row], "include_synonyms": False}
+        frame = peer_of(broker, "kafka").send(kafka(ApiKey.DESCRIBE_CONFIGS, 1, tree))
+        [result] = decode_answer(ApiKey.DESCRIBE_CONFIGS, 1, frame).results
+        assert {config.read_only for config in result.configs} == {topic in INTERNAL_TOPICS}
+
+
 @pytest.mark.parametrize("topic", [OFFSETS, STATE])
 def test_metadata_does_not_create_internal_topics(broker: Broker, topic: str) -> None:
     """A consumer may ask before the first commit, so the error is the one after which clients ask again."""

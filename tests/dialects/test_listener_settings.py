@@ -1,7 +1,7 @@
 """What a listener may be told, in every dialect that cannot say it itself: acks of produces and of offset commits, and
 which topics it makes.
 
-acks all: answered after the flush. leader and none: answered when it is written. Every mode answers, and with the offset.
+acks all: answered after the flush. leader: answered when it is written. Both answer with the offset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import NewTopic
 from penstock.coordination.group_commands import FetchOffsets
-from penstock.model.listeners import DEFAULTS
+from penstock.model.listeners import ACKS, DEFAULTS
 from penstock.net.session import Peer
 from penstock.server.dialects import SERVICES
 from tests.broker.failing_disk import CueDisk
@@ -29,7 +29,7 @@ from tests.dialects.flymq import broker as flymq
 from tests.dialects.flymq.broker import i32, i64, s, u64
 from tests.dialects.rustlog import peer as rustlog
 
-ALL, LEADER, NONE = -1, 1, 0
+ALL, LEADER = -1, 1
 
 
 class Requests(NamedTuple):
@@ -88,7 +88,7 @@ def listener(dialect: str, acks: int) -> Callable[[EmbeddedEngine], Callable[[Pe
     return make
 
 
-@pytest.mark.parametrize("acks", [ALL, LEADER, NONE], ids=["all", "leader", "none"])
+@pytest.mark.parametrize("acks", ACKS.values(), ids=ACKS)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_produces_and_commits_are_answered_when_the_listeners_acks_say(tmp_path: Path, name: str, acks: int) -> None:
     produce, produced, commit, committed = REQUESTS[name]

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from penstock.broker import long_runs, record_reads
 from penstock.broker.engine import Acks, NewTopic
 from penstock.dialects.day1.service import Day1Service
 from penstock.model.errors import BrokerError
+from penstock.model.limits import READ_OBJECTS_MAX
 from penstock.model.listeners import DEFAULTS
 from penstock.model.pending import Pending
 from tests.dialects.day1.conftest import day1
@@ -153,9 +155,14 @@ def test_a_fetch_of_what_is_not_there_is_empty_and_makes_nothing(broker: Serving
     assert partitions(broker, topic) == 1
 
 
-def test_an_answer_has_at_most_65535_records(broker: Serving, peer: RawPeer, topic: str) -> None:
+def test_an_answer_has_at_most_65535_records(peer: RawPeer, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker itself gives fewer at once; this is what the count of an answer can say."""
     for _ in range(2):
         peer.ask(produce(topic, 0, [(b"", b"")] * 40_000))
+    answer = peer.ask(fetch(topic, 0, 0, 2**32 - 1))
+    assert READ_OBJECTS_MAX <= int.from_bytes(answer[2:4], "big") < READ_OBJECTS_MAX + record_reads.OBJECTS_AT_ONCE
+    for module in (record_reads, long_runs):
+        monkeypatch.setattr(module, "READ_OBJECTS_MAX", 1_000_000)
     answer = peer.ask(fetch(topic, 0, 0, 2**32 - 1))
     assert answer[:4] == b"\x02\x00\xff\xff"
     assert len(answer) == 4 + 65_535 * 14

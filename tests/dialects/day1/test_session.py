@@ -16,7 +16,7 @@ from penstock.dialects.day1.service import Day1Service
 from penstock.dialects.day1.session import COPY_BYTES_MAX, Day1Session, ProduceRun
 from penstock.model.errors import Fault
 from penstock.model.listeners import DEFAULTS
-from penstock.model.pending import gather
+from penstock.model.pending import Hold, gather
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import MarkerKind
 from tests.broker.failing_disk import CueDisk
@@ -119,17 +119,23 @@ def test_a_new_topic_keeps_the_order_of_what_is_sent_behind_it(peer: RawPeer, to
     assert [peer.read() for _ in wanted] == wanted
 
 
-def test_records_that_wait_for_their_topic_outlive_the_buffer_they_came_in(broker: Serving, topic: str) -> None:
+def test_records_that_wait_for_their_topic_borrow_their_counted_buffer(broker: Serving, topic: str) -> None:
     large = b"x" * COPY_BYTES_MAX
     session = Day1Session(Day1Service(broker.engine, DEFAULTS["day1"]))
     buffer = bytearray(one(topic, 0, large, b"k") + one(topic, 1, large + b"y"))
 
     def perform() -> Any:
         results = [session.perform(request) for request in session.feed(memoryview(buffer)).requests]
-        buffer[:] = bytes(len(buffer))
+        for result in results:
+            assert isinstance(result, Hold)
+            assert result.borrows, "so that the network counts the buffer, and uses it for nothing else"
+            result.over = lambda: over.append(True)
         return gather(results)
 
+    over: list[bool] = []
     assert [result.base_offset for result in broker.call(perform)] == [0, 0]
+    assert over == [True, True]
+    buffer[:] = bytes(len(buffer))
     for partition, pair in enumerate(((b"k", large), (b"", large + b"y"))):
         found = broker.call(partial(broker.engine.read_records, topic, partition, 0, 1, 1))
         assert found.records[0][2:4] == pair

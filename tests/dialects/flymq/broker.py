@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from penstock.broker.clock import Clock
 from penstock.broker.embedded import EmbeddedEngine, EngineSettings
 from penstock.coordination.group_commands import GroupSettings
 from penstock.dialects.flymq.service import FlyMQService
@@ -29,11 +30,30 @@ from penstock.storage.data_directory import DataDirectory
 WAIT_S = 30.0
 
 
+class MovedClock(Clock):
+    """A clock that stands still until the test moves it."""
+
+    __slots__ = ("time_ms",)
+
+    def __init__(self) -> None:
+        self.time_ms = 1_800_000_000_000
+        super().__init__(lambda: self.time_ms, lambda: self.time_ms)
+
+
 class Broker:
     """An engine and a listener on a loop of their own; leaving the context stops them cleanly."""
 
-    def __init__(self, path: Path, *, flush: str = "os", engine: dict[str, Any] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        flush: str = "os",
+        engine: dict[str, Any] | None = None,
+        clock: Clock | None = None,
+        **settings: Any,
+    ) -> None:
         self._path = path
+        self._clock = clock
         self._settings = replace(DEFAULTS["flymq"], **settings)
         groups = GroupSettings(initial_rebalance_delay_ms=0, session_timeout_ms_min=50)
         self._engine_settings = EngineSettings(flush=flush, **{"groups": groups, **(engine or {})})
@@ -71,7 +91,7 @@ class Broker:
         self.loop = asyncio.get_running_loop()
         self.loop.set_exception_handler(lambda _loop, context: self.errors.append(context))
         self._stop = asyncio.Event()
-        self.engine = EmbeddedEngine(DataDirectory(self._path), self._engine_settings)
+        self.engine = EmbeddedEngine(DataDirectory(self._path), self._engine_settings, self._clock)
         self.engine.start()
         network = Network(self._net)
         try:

@@ -14,6 +14,8 @@ import zstandard
 from cramjam import snappy
 
 from penstock.broker.engine import NewTopic
+from penstock.dialects.flymq import reading
+from penstock.dialects.flymq.batches import UNPACKED_OBJECTS_MAX
 from penstock.dialects.flymq.placing import fnv1a
 from penstock.model.errors import Fault
 from penstock.model.fault_tables import KAFKA_CODES as CODES
@@ -210,6 +212,15 @@ def test_what_a_batch_unpacks_to_is_bounded(tmp_path: Path) -> None:
             assert wire.api(0, whole).error == 0
             bomb = s("t") + i32(0) + batch(compression=compression, packed=pack(message(b"\0" * 100_000)))
             assert wire.api(0, bomb).error == 2
+
+
+@pytest.mark.parametrize("too_many", [0, 1])
+def test_a_compressed_batch_has_so_many_messages_and_headers_at_most(wire: Wire, too_many: int) -> None:
+    with_headers = message(b"v", headers={f"h{at}": "" for at in range(999)})
+    messages = with_headers + message(b"v") * (UNPACKED_OBJECTS_MAX - 1_000 + too_many)
+    for compression, pack in PACKERS[1:]:
+        answer = wire.api(0, s("t") + i32(0) + batch(compression=compression, packed=pack(messages)))
+        assert answer.error == (87 if too_many else 0)
 
 
 @pytest.mark.parametrize("count", [-1, -(2**31), 10_001, 2**31 - 1])
@@ -519,6 +530,12 @@ def test_a_fetch_waits_for_data_and_no_longer_than_it_may(broker: Broker, wire: 
     broker.append("t", 0, NewRecord(1, b"", b"came"))
     assert [row.value for row in fetched(wire.api_answer().payload)[1]] == [b"came"]
     assert not broker.call(lambda: partition.data_waiters)
+
+
+def test_a_fetch_waits_no_longer_than_the_broker_allows(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(wire, "t")
+    monkeypatch.setattr(reading, "WAIT_MS_MAX", 50)
+    assert fetched(wire.api(1, api_fetch_payload("t", 0, 0, 1_000, 1, 2**31 - 1), 0, 1).payload) == (0, [])
 
 
 def test_min_bytes_are_waited_for(broker: Broker, wire: Wire) -> None:

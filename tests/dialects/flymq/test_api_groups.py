@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
+import select
+import socket
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from penstock.coordination.group_commands import DescribeGroup, GroupSettings, JoinGroup
-from tests.dialects.flymq.broker import ApiAnswer, Broker, Fields, Wire, api, arr, i32, i64, op, s
+from penstock.model.limits import FLYMQ_MEMBER_TOPICS_MAX, REQUEST_ELEMENTS_MAX
+from tests.dialects.flymq.broker import ApiAnswer, Broker, Fields, MovedClock, Wire, api, arr, i32, i64, op, s
 
 Share = dict[str, list[int]]
+SESSION_MS = 100
+REBALANCE_MS = 50
+"""Only for tests that move the broker's clock: on a busy machine real time would expel members."""
 
 
 class Joined(NamedTuple):
@@ -59,6 +66,22 @@ def heartbeat(wire: Wire, group: str, member: Joined) -> int:
 
 def make(wire: Wire, topic: str, partitions: int) -> None:
     wire.good(op(0x03, s(topic) + i32(partitions)))
+
+
+def group_shard(broker: Broker, group: str) -> Any:
+    return broker.engine.groups.shards[broker.engine.groups.index_of(group)]
+
+
+def pass_time(broker: Broker, clock: MovedClock, group: str, time_ms: int) -> None:
+    """Move the broker's clock and do what is due in the group, without waiting for the broker's timer."""
+
+    def move() -> None:
+        clock.time_ms += time_ms
+        shard = group_shard(broker, group)
+        shard.tick(shard.machine)
+        shard.schedule()
+
+    broker.call(move)
 
 
 def state(broker: Broker, group: str) -> str:
@@ -166,15 +189,19 @@ def test_a_member_that_leaves_gives_its_partitions_to_the_others(broker: Broker,
     assert sync(wire, "g", alone) == {"t": [0, 1, 2, 3]}
 
 
-def test_a_member_that_falls_silent_is_out_after_its_session(broker: Broker, wire: Wire) -> None:
-    make(wire, "t", 4)
-    with broker.connect() as other:
-        members = settled([wire, other], "g", session_ms=2_500)
+def test_a_member_that_falls_silent_is_out_after_its_session(tmp_path: Path) -> None:
+    clock = MovedClock()
+    with Broker(tmp_path, clock=clock) as broker, broker.connect() as wire, broker.connect() as other:
+        make(wire, "t", 4)
+        members = settled([wire, other], "g", session_ms=SESSION_MS)
         for w, m in zip((wire, other), members, strict=True):
             sync(w, "g", m)
-        while heartbeat(wire, "g", members[0]) == 0:
+        pass_time(broker, clock, "g", SESSION_MS - 1)
+        assert heartbeat(wire, "g", members[0]) == 0
+        clock.time_ms += 1
+        while heartbeat(wire, "g", members[0]) == 0:  # until the broker's own timer ends the session
             pass
-        alone = joined(wire.api(11, join_payload("g", members[0].member, session_ms=2_500)))
+        alone = joined(wire.api(11, join_payload("g", members[0].member, session_ms=SESSION_MS)))
         assert sync(wire, "g", alone) == {"t": [0, 1, 2, 3]}
         assert heartbeat(other, "g", members[1]) == 25
 
@@ -202,7 +229,7 @@ def test_a_leader_that_dies_before_the_others_joined_leaves_them_with_their_shar
     while heartbeat(leader, "g", members[0]) != 27:
         pass
     leader.send(_join_frame("g", members[0], {}))
-    shard = broker.engine.groups.shards[broker.engine.groups.index_of("g")]
+    shard = group_shard(broker, "g")
     broker.until(lambda: members[0].member in shard.machine._groups["g"]._joining)
     leader.socket.close()
     broker.until(lambda: len(broker.listener.connections) == 2)
@@ -332,43 +359,104 @@ def test_members_commit_in_their_generation_and_others_not_at_all(wire: Wire) ->
 # ---- many members, killed and paused ------------------------------------------------------------------------------
 
 
-def test_no_partition_has_two_owners_in_a_generation(broker: Broker) -> None:
-    """Members come, go silent and come back, at random; every share that anybody was given is written down."""
+def _joined_all(broker: Broker, clock: MovedClock, alive: dict[Wire, Joined | None]) -> dict[Wire, Joined | None]:
+    """The answers to the joins of all, sent one after the other; None for a member that the group no longer has."""
+    machine = group_shard(broker, "g").machine
+    sent: list[socket.socket] = []
+
+    def parked() -> int:
+        return len(machine._groups["g"]._joining)
+
+    for wire, member in alive.items():
+        wire.send(_join_frame("g", member, {"session_ms": SESSION_MS, "rebalance_ms": REBALANCE_MS}))
+        sent.append(wire.socket)
+        broker.until(lambda: len(select.select(sent, [], [], 0)[0]) + parked() == len(sent))
+    if broker.call(parked):  # they wait for a member that is gone
+        pass_time(broker, clock, "g", REBALANCE_MS)
+    answers = {wire: wire.api_answer() for wire in alive}
+    return {wire: None if answer.error else joined(answer) for wire, answer in answers.items()}
+
+
+def test_no_partition_has_two_owners_in_a_generation(tmp_path: Path) -> None:
+    """Members join, fall silent, die and are late at random; the test notes every share that a member gets.
+
+    The committed offset keeps the group while it has no members: a new group would start again at generation 1.
+    """
     dice = random.Random(7)
     owners: dict[int, dict[int, str]] = defaultdict(dict)
-    wires: list[Wire] = []
-    with broker.connect() as admin:
-        make(admin, "t", 8)
     alive: dict[Wire, Joined | None] = {}
-    fields: dict[str, object] = {"session_ms": 100, "rebalance_ms": 50}
-    try:
+    clock = MovedClock()
+    with Broker(tmp_path, clock=clock) as broker, ExitStack() as wires:
+        admin = wires.enter_context(broker.connect())
+        make(admin, "t", 8)
+        assert offset_commit(admin, "g", -1, "", ("t", 0, 0, "")) == [0]
         for _ in range(40):
             while len(alive) < 4:
-                wire = broker.connect()
-                wires.append(wire)
-                alive[wire] = None
+                alive[wires.enter_context(broker.connect())] = None
             if dice.random() < 0.5:
                 del alive[dice.choice(list(alive))]  # paused: it says nothing any more
             if dice.random() < 0.3:
                 gone = dice.choice(list(alive))
                 gone.socket.close()  # killed
                 del alive[gone]
-            for wire, member in alive.items():
-                wire.send(_join_frame("g", member, fields))
-            for wire in alive:
-                answer = wire.api_answer()
-                alive[wire] = joined(answer) if answer.error == 0 else None
+            order = dice.sample(list(alive), len(alive))
+            alive = _joined_all(broker, clock, {wire: alive[wire] for wire in order})
+            latest = max(owners, default=0)
             for wire, member in alive.items():
                 if member is None:
                     continue
+                assert member.generation >= latest
+                pass_time(broker, clock, "g", dice.choice((0, 0, 0, REBALANCE_MS // 2, REBALANCE_MS, SESSION_MS)))
                 answer = wire.api(14, s("g") + i32(member.generation) + s(member.member))
                 if answer.error:
                     continue
                 for partition in share_in(answer.payload).get("t", ()):
                     owner = owners[member.generation].setdefault(partition, member.member)
                     assert owner == member.member, (member.generation, partition)
-    finally:
-        for wire in wires:
-            wire.socket.close()
     assert len(owners) > 10
     assert any(len(shares) == 8 for shares in owners.values())
+
+
+# ---- limits --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [3, 8, 9, 11])
+def test_an_array_has_at_most_50000_items(wire: Wire, key: int) -> None:
+    def request(count: int) -> bytes:
+        place = s("u") + i32(0)
+        match key:
+            case 3:
+                return arr(*[s("u")] * count)
+            case 8:
+                return s("g") + i32(-1) + s("") + arr(*[place + i64(1) + s("")] * count)
+            case 9:
+                return s("g") + arr(*[place] * count)
+        return join_payload("g", topics=("u",) * count)
+
+    most = REQUEST_ELEMENTS_MAX
+    assert wire.api(key, request(most)).error == 0
+    refused = wire.api(key, request(most + 1))
+    assert (refused.error, refused.text) == (42, f"an array of {most + 1} items, at most {most} are allowed")
+
+
+def test_a_member_has_at_most_10000_topics(wire: Wire) -> None:
+    most = FLYMQ_MEMBER_TOPICS_MAX
+    topics = tuple(f"u{at}" for at in range(most + 1))
+    assert wire.api(11, join_payload("g", topics=topics[:most])).error == 0
+    refused = wire.api(11, join_payload("h", topics=topics))
+    assert (refused.error, refused.text) == (42, f"{most + 1} topics, a member has at most {most}")
+
+
+def test_offsets_of_many_partitions_are_committed_and_found(wire: Wire) -> None:
+    make(wire, "many", 450)
+    rows = [s("many") + i32(at) + i64(at) + s(f"m{at}") for at in range(451)]
+    fields = Fields(wire.api_good(8, s("g") + i32(-1) + s("") + arr(*rows)))
+    faults = fields.array(lambda: (fields.s(), fields.number("i"), fields.number("h")))
+    assert faults == [("many", at, 0 if at < 450 else 3) for at in range(451)]
+    places = [*range(449, -1, -1), 7, 7, 450]
+    fields = Fields(wire.api_good(9, s("g") + arr(*[s("many") + i32(at) for at in places])))
+    found = fields.array(
+        lambda: (fields.s(), fields.number("i"), fields.number("q"), fields.s(), fields.number("q"), fields.number("h"))
+    )
+    known = [(at, at, f"m{at}") if at < 450 else (at, -1, "") for at in places]
+    assert [(at, offset, text) for _, at, offset, text, _, _ in found] == known

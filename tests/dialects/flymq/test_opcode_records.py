@@ -13,6 +13,7 @@ import zstandard
 from cramjam import snappy
 
 from penstock.dialects.flymq import session as flymq_session
+from penstock.model.limits import FLYMQ_PATH_NAMES_MAX
 from penstock.records.builder import NewRecord
 from tests.dialects.flymq.broker import (
     Broker,
@@ -526,7 +527,7 @@ def test_the_largest_record_makes_the_broker_no_slower(wire: Wire, wanted: str) 
 
 
 @pytest.mark.parametrize(
-    ("wanted", "bytes_max"), [("a[ab]{11}c", 8_388_608), ("süß", 8_388_608), ("a[ab]{193}c", 10_000_000 // 199)]
+    ("wanted", "bytes_max"), [("a[ab]{11}c", 4_194_304), ("süß", 4_194_304), ("a[ab]{193}c", 4_000_000 // 199)]
 )
 def test_a_record_that_is_too_large_for_a_filter_hides_none_before_it(wire: Wire, wanted: str, bytes_max: int) -> None:
     """The largest that is tried, and one byte more: the records before it, then an error, and what is behind it."""
@@ -564,6 +565,14 @@ def test_a_filter_has_at_most_1024_bytes(wire: Wire) -> None:
     wire.good(produce("t", b"v"))
     assert wire.ask(fetch("t", 0, 0, 1, "x" * 1_024)).opcode == 0x07
     assert wire.ask(fetch("t", 0, 0, 1, "x" * 1_025)).text == "a filter has at most 1024 bytes"
+
+
+def test_a_path_has_at_most_32_names(wire: Wire) -> None:
+    names = FLYMQ_PATH_NAMES_MAX
+    wire.good(produce("t", b'{"a":' * names + b"1" + b"}" * names))
+    found, _ = fetched(wire.good(fetch("t", 0, 0, 1, "$" + ".a" * names)))
+    assert len(found) == 1
+    assert wire.ask(fetch("t", 0, 0, 1, "$" + ".a" * (names + 1))).text == f"a path has at most {names} names"
 
 
 # ---- SUBSCRIBE ----------------------------------------------------------------------------------------------------
@@ -634,12 +643,18 @@ def test_every_other_opcode_is_a_coded_error_and_the_connection_stays(wire: Wire
     assert wire.exactly(9) == op(0x09, b"\x01")
 
 
-@pytest.mark.parametrize("opcode", [0x70, 0x72])
-def test_auth_and_whoami_without_security_are_a_coded_error(wire: Wire, opcode: int) -> None:
-    """AUTH takes the original down."""
-    wire.send(op(opcode, s("admin") + s("secret")))
+def test_auth_without_security_is_a_coded_error(wire: Wire) -> None:
+    """It takes the original down."""
+    wire.send(op(0x70, s("admin") + s("secret")))
     assert wire.exactly(len(coded("security is not switched on"))) == coded("security is not switched on")
-    assert wire.ask(op(opcode)).opcode == 0xFF
+    assert wire.ask(op(0x70)).opcode == 0xFF
+
+
+@pytest.mark.parametrize("payload", [b"", b"anything"])
+def test_whoami_without_security_answers_that_nobody_logged_in(wire: Wire, payload: bytes) -> None:
+    nobody = b"\x00" + s("") + i32(0) + s("")
+    wire.send(op(0x72, payload) * 2)
+    assert [wire.answer(), wire.answer()] == [(0x72, 1, nobody)] * 2
 
 
 def test_flags_without_the_binary_bit_are_accepted(wire: Wire) -> None:

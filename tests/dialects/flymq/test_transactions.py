@@ -224,6 +224,19 @@ def test_what_is_behind_an_open_transaction_waits_for_it(broker: Broker, wire: W
     assert values(wire, "t") == [b"open", b"plain"]
 
 
+def test_a_commit_behind_an_older_transaction_is_answered_in_time(
+    broker: Broker, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "MARKER_WAIT_MS", 50)
+    older, newer = begin(wire), begin(wire)
+    wire.good(txn_produce(older, "t", b"older"))
+    wire.good(txn_produce(newer, "t", b"newer"))
+    assert end(wire, newer, commit=True)
+    assert values(wire, "t") == [], "they become visible with the end of the older one"
+    assert end(wire, older, commit=True)
+    assert values(wire, "t") == [b"older", b"newer"]
+
+
 def test_transactions_are_used_again_under_a_new_name(broker: Broker, wire: Wire) -> None:
     """The coordinator remembers each transactional id for a week: one is enough for those that follow each other."""
     names = set()
@@ -254,6 +267,19 @@ def test_no_more_than_the_allowed_transactions_are_open(wire: Wire, monkeypatch:
     assert wire.ask(op(0x40)).text == "2 transactions are open, the most allowed"
     assert end(wire, name, commit=True)
     begin(wire)
+
+
+def test_ended_transactions_that_are_remembered_are_bounded(
+    broker: Broker, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "ENDED_REMEMBERED", 2)
+    names = []
+    for _ in range(5):
+        names.append(begin(wire))
+        assert end(wire, names[-1], commit=True)
+        assert broker.call(lambda: len(broker.service.transactions._ended)) <= 2
+    assert "not active" in wire.ask(txn_produce(names[-1], "t", b"v")).text
+    assert "not found" in wire.ask(txn_produce(names[0], "t", b"v")).text
 
 
 def test_a_transaction_that_nobody_ends_is_aborted_in_time(tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.cleaning import CleaningTotals
+from penstock.broker.housekeeping import RetentionTotals
+from penstock.dialects.rustlog import metrics
 from penstock.dialects.rustlog.service import FETCH_RECORDS_MAX, RustLogService
 from penstock.model.listeners import DEFAULTS
 from tests.dialects.in_process import Broker
@@ -279,16 +282,100 @@ def test_metrics_count_what_the_listener_did(peer: Peer, broker: Broker) -> None
     answer = peer.send(frame(b"\x09"))
     assert answer[4:5] == b"\x09"
     assert int.from_bytes(answer[5:9], "big") == len(answer) - 9
-    rows = dict(line.split() for line in answer[9:].decode().splitlines() if not line.startswith("#"))
-    assert rows == {
+    rows = values_of(answer)
+    counted = {
         "messages_produced_total": "3",
         "messages_fetched_total": "2",
         "bytes_in_total": str(len(sent) + 5),
         "bytes_out_total": str(len(received)),
         "active_connections": "1",
     }
+    assert rows == dict.fromkeys(METRICS, "0") | counted
     Peer(broker).close()
     assert b"active_connections 1" in peer.send(frame(b"\x09"))
+
+
+METRICS = {
+    "messages_produced_total": ("counter", "Total number of messages produced"),
+    "messages_fetched_total": ("counter", "Total number of messages fetched"),
+    "bytes_in_total": ("counter", "Total bytes received (produced)"),
+    "bytes_out_total": ("counter", "Total bytes sent (fetched)"),
+    "active_connections": ("gauge", "Current number of active TCP connections"),
+    "throttled_consumers_total": ("counter", "Total number of consumer throttle events"),
+    "slow_consumers_total": ("counter", "Total number of slow consumer detections"),
+    "segments_deleted_total": ("counter", "Total number of segments deleted by retention"),
+    "bytes_reclaimed_total": ("counter", "Total bytes reclaimed by retention and compaction"),
+    "compaction_runs_total": ("counter", "Total number of log compaction runs"),
+    "compaction_skipped_segments_total": ("counter", "Total number of segments skipped during compaction"),
+    "retention_noop_runs_total": ("counter", "Total number of retention runs that deleted no segments"),
+    "checkpoint_corruption_total": ("counter", "Total number of corrupted checkpoint files recovered"),
+    "compaction_segments_rewritten_total": ("counter", "Total number of segments rewritten during compaction"),
+    "compaction_records_dropped_total": ("counter", "Total number of records dropped during compaction"),
+    "compaction_bytes_rewritten_total": ("counter", "Total bytes rewritten during compaction"),
+    "fetch_latency_ns_p50": ("gauge", "Fetch latency 50th percentile (ns)"),
+    "fetch_latency_ns_p95": ("gauge", "Fetch latency 95th percentile (ns)"),
+    "fetch_latency_ns_p99": ("gauge", "Fetch latency 99th percentile (ns)"),
+    "produce_latency_ns_p50": ("gauge", "Produce latency 50th percentile (ns)"),
+    "produce_latency_ns_p95": ("gauge", "Produce latency 95th percentile (ns)"),
+    "produce_latency_ns_p99": ("gauge", "Produce latency 99th percentile (ns)"),
+}
+"""Those of the original, in its order."""
+LAG = "# HELP consumer_lag Consumer lag per partition and group\n# TYPE consumer_lag gauge\n"
+
+
+def values_of(answer: bytes) -> dict[str, str]:
+    return dict(line.rsplit(" ", 1) for line in answer[9:].decode().splitlines() if not line.startswith("#"))
+
+
+def test_metrics_have_the_names_and_help_lines_of_the_original(peer: Peer) -> None:
+    printed = peer.send(frame(b"\x09"))[9:].decode()
+    rows = values_of(b"." * 9 + printed.encode())
+    assert printed == LAG.join(
+        [
+            "".join(
+                f"# HELP {name} {meaning}\n# TYPE {name} {kind}\n{name} {rows[name]}\n"
+                for name, (kind, meaning) in METRICS.items()
+            ),
+            "",
+        ]
+    )
+
+
+def test_the_lag_of_a_group_is_measured_when_it_fetches(peer: Peer) -> None:
+    peer.send(produce(b"a", b"b", b"c") + commit("g", 1))
+    peer.send(fetch(group="g"))
+    assert values_of(peer.send(frame(b"\x09")))['consumer_lag{topic="orders",partition="0",group="g"}'] == "2"
+    peer.send(commit("g", 3) + fetch(group="g"))
+    assert values_of(peer.send(frame(b"\x09")))['consumer_lag{topic="orders",partition="0",group="g"}'] == "0"
+    peer.send(commit('a"\\', 0) + fetch(group='a"\\'))
+    assert 'consumer_lag{topic="orders",partition="0",group="a\\"\\\\"} 3' in peer.send(frame(b"\x09"))[9:].decode()
+
+
+def test_the_lags_that_are_kept_are_bounded(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "RUSTLOG_LAGS_MAX", 2)
+    for group in ("a", "b", "a", "c"):
+        peer.send(commit(group, 0) + fetch(group=group))
+    rows = [name for name in values_of(peer.send(frame(b"\x09"))) if name.startswith("consumer_lag")]
+    assert [name.rsplit("=", 1)[1] for name in rows] == ['"a"}', '"c"}'], "the group that fetched last stays"
+
+
+def test_metrics_count_what_retention_and_compaction_did(peer: Peer, broker: Broker) -> None:
+    engine = broker.engine
+    engine.housekeeping.totals = RetentionTotals(segments_deleted=2, bytes_deleted=300, idle_runs=7)
+    engine.cleaning.totals = CleaningTotals(
+        1, segments_rewritten=3, records_dropped=40, bytes_rewritten=500, bytes_freed=60
+    )
+    rows = values_of(peer.send(frame(b"\x09")))
+    wanted = {
+        "segments_deleted_total": "2",
+        "bytes_reclaimed_total": "360",
+        "compaction_runs_total": "1",
+        "retention_noop_runs_total": "7",
+        "compaction_segments_rewritten_total": "3",
+        "compaction_records_dropped_total": "40",
+        "compaction_bytes_rewritten_total": "500",
+    }
+    assert {name: rows[name] for name in wanted} == wanted
 
 
 def test_ping_is_answered_with_pong(peer: Peer) -> None:

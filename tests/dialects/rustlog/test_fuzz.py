@@ -93,6 +93,6 @@ def test_any_bytes_get_documented_answers_and_nothing_else(
             assert payload[0] in KINDS
             if payload[0] == 0xFE:
                 assert int.from_bytes(payload[1:3], "big") in set(Code)
-    assert shared.service.connections == 1
+    assert shared.service.metrics.connections == 1
     peer.close()
-    assert shared.service.connections == 0
+    assert shared.service.metrics.connections == 0

@@ -21,6 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from penstock.model.chunks import Chunk, FileRange, joined
+from penstock.model.slices import Work
 
 Bytes = bytes | memoryview
 
@@ -59,6 +60,17 @@ class Produce(NamedTuple):
     values: Sequence[Bytes]
 
 
+class LargeProduce(NamedTuple):
+    """A produce of so many records that they are read in slices."""
+
+    topic: str
+    partition: int
+    record_count: int
+    payload: Bytes
+    start: int
+    """Where the first record begins."""
+
+
 class Fetch(NamedTuple):
     topic: str
     partition: int
@@ -72,7 +84,10 @@ class Malformed(NamedTuple):
     text: str
 
 
-Request = Produce | Fetch | Malformed
+Request = Produce | LargeProduce | Fetch | Malformed
+
+READ_AT_ONCE = 1_000
+"""Records of a produce that are read in one go."""
 
 UNEXPECTED_EOF = Malformed("invalid request: unexpected EOF")
 
@@ -94,24 +109,47 @@ def read_request(payload: Bytes) -> Request:
     return Malformed(f"invalid request: invalid api key: {key}")
 
 
-def _read_produce(payload: Bytes) -> Produce | Malformed:
+def _read_produce(payload: Bytes) -> Produce | LargeProduce | Malformed:
     topic, at = _read_topic(payload)
     partition, count = _PARTITION_COUNT.unpack_from(payload, at)
     at += _PARTITION_COUNT.size
+    if count > READ_AT_ONCE:
+        return LargeProduce(topic, partition, count, payload, at)
     head = bytes(payload[:at])
-    end = len(payload)
     keys: list[Bytes] = []
     values: list[Bytes] = []
+    if _read_records(payload, at, count, keys, values) < 0:
+        return UNEXPECTED_EOF
+    return Produce(head, topic, partition, keys, values)
+
+
+def _read_records(payload: Bytes, at: int, count: int, keys: list[Bytes], values: list[Bytes]) -> int:
+    """Read so many records from `at` on; where they end, or -1 when the payload is too short for them."""
+    end = len(payload)
     for _ in range(count):
         key_end = at + _U16.size + _U16.unpack_from(payload, at)[0]
         start = key_end + _U32.size
         value_end = start + _U32.unpack_from(payload, key_end)[0]
         if value_end > end:
-            return UNEXPECTED_EOF
+            return -1
         keys.append(bytes(payload[at + _U16.size : key_end]))
         values.append(payload[start:value_end])
         at = value_end
-    return Produce(head, topic, partition, keys, values)
+    return at
+
+
+def records_in_slices(request: LargeProduce) -> Work[tuple[list[Bytes], list[Bytes]] | Malformed]:
+    """Keys and values of the records."""
+    keys: list[Bytes] = []
+    values: list[Bytes] = []
+    at = request.start
+    try:
+        while at >= 0 and len(values) < request.record_count:
+            at = _read_records(request.payload, at, min(READ_AT_ONCE, request.record_count - len(values)), keys, values)
+            yield None
+    except struct.error:
+        at = -1
+    return UNEXPECTED_EOF if at < 0 else (keys, values)
 
 
 def _read_fetch(payload: Bytes) -> Fetch:

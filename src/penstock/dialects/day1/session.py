@@ -14,10 +14,12 @@ A frame that is too large closes the connection without an answer, as mini-kafka
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from penstock.broker.engine import Bytes, RecordsRead, RunAppended
+from penstock.broker.engine import Bytes, LargeRecord, RecordsRead, RunAppended
+from penstock.broker.long_runs import READ_AT_ONCE, append_long_run, read_on
 from penstock.dialects.day1 import errors
 from penstock.dialects.day1.frames import (
     FETCH_HEADER_BYTES,
@@ -27,6 +29,7 @@ from penstock.dialects.day1.frames import (
     LENGTH,
     LENGTH_BYTES,
     Fetch,
+    LargeProduce,
     Malformed,
     Produce,
     error_answer,
@@ -34,13 +37,16 @@ from penstock.dialects.day1.frames import (
     item,
     produce_answers,
     read_request,
+    records_in_slices,
 )
 from penstock.dialects.day1.service import Day1Service
-from penstock.model.chunks import Chunk
-from penstock.model.errors import BrokerError, Fault
-from penstock.model.fed import Fed
+from penstock.model.chunks import Chunk, joined
+from penstock.model.errors import NO_FAULT, BrokerError, Fault
+from penstock.model.fed import CUT_AT_ONCE, REQUEST_COST, Fed
 from penstock.model.ids import topic_name
 from penstock.model.pending import Pending, held, in_turn
+from penstock.model.slices import Failed, Work
+from penstock.records.record import Record
 
 COPY_BYTES_MAX = 512 * 1024
 """Up to here a read is copied once and cut as bytes, which is faster than views; larger ones are mostly one record."""
@@ -66,10 +72,6 @@ class ProduceRun:
         self.values: list[Bytes] = []
         self.counts: list[int] = []
 
-    def own(self) -> None:
-        """Borrow nothing any more."""
-        self.values = [value if type(value) is bytes else bytes(value) for value in self.values]
-
 
 class Day1Session:
     __slots__ = ("_head", "_partition", "_service", "_topic", "client_host")
@@ -91,25 +93,30 @@ class Day1Session:
         end = len(view)
         data = view.tobytes() if end <= COPY_BYTES_MAX else view
         at = 0
+        left = CUT_AT_ONCE
         while end - at >= LENGTH_BYTES:
             if self._head and type(data) is bytes and data.startswith(self._head, at + LENGTH_BYTES):
                 if run is None or run.topic != self._topic or run.partition != self._partition:
                     cut = ProduceRun(self._topic, self._partition)
-                    at = self._cut(data, at, frame_bytes_max, cut)
+                    at = self._cut(data, at, frame_bytes_max, cut, left)
+                    left -= len(cut.counts)
                     if cut.counts:
                         run = cut
                         requests.append(run)
                 else:
-                    at = self._cut(data, at, frame_bytes_max, run)
+                    taken = len(run.counts)
+                    at = self._cut(data, at, frame_bytes_max, run, left)
+                    left -= len(run.counts) - taken
                 if end - at < LENGTH_BYTES:
                     break
             size = LENGTH.unpack_from(data, at)[0]
             if size > frame_bytes_max:
                 return Fed(at, 0, requests, f"a frame of {size} bytes; {frame_bytes_max} are allowed")
             stop = at + LENGTH_BYTES + size
-            if stop > end:
+            if stop > end or left <= 0:
                 return Fed(at, LENGTH_BYTES + size, requests)
             request = read_request(data[at + LENGTH_BYTES : stop])
+            left -= REQUEST_COST
             if size > frame_bytes_max - _ANSWER_BYTES and type(request) is Produce:
                 request = _that_can_be_given_back(request, frame_bytes_max)
             if type(request) is Produce:
@@ -119,6 +126,7 @@ class Day1Session:
                 run.keys += request.keys
                 run.values += request.values
                 run.counts.append(len(request.values))
+                left -= len(request.values)
                 if request.head.endswith(_ONE):
                     self._head, self._topic, self._partition, *_ = request
             else:
@@ -127,7 +135,7 @@ class Day1Session:
             at = stop
         return Fed(at, 0, requests)
 
-    def _cut(self, data: bytes, at: int, frame_bytes_max: int, run: ProduceRun) -> int:
+    def _cut(self, data: bytes, at: int, frame_bytes_max: int, run: ProduceRun, count_max: int) -> int:
         """Take the whole produces of one record from `at` on that go where the last one went; where they end."""
         head = self._head
         head_end = LENGTH_BYTES + len(head)
@@ -136,7 +144,7 @@ class Day1Session:
         length_of, lengths_of = LENGTH.unpack_from, _LENGTHS.unpack_from
         keys, values = run.keys, run.values
         taken = len(values)
-        while data.startswith(head, at + LENGTH_BYTES):
+        while len(values) - taken < count_max and data.startswith(head, at + LENGTH_BYTES):
             (size,) = length_of(data, at)
             stop = at + LENGTH_BYTES + size
             if stop > end or not size_min <= size <= frame_bytes_max:
@@ -162,8 +170,8 @@ class Day1Session:
             if not key_bytes and value_end == stop:
                 # Most often the next ones have the same lengths: then one comparison is enough for each.
                 shape, skip, frame_bytes = data[at:start], start - at, stop - at
-                last = end - frame_bytes
                 at = stop
+                last = min(end - frame_bytes, at + (count_max - (len(values) - taken) - 1) * frame_bytes)
                 while at <= last and data.startswith(shape, at):
                     values.append(data[at + skip : at + frame_bytes])
                     at += frame_bytes
@@ -180,6 +188,8 @@ class Day1Session:
             return self._produce(request)
         if type(request) is Fetch:
             return self._fetch(request)
+        if type(request) is LargeProduce:
+            return self._service.engine.in_slices(self._produce_large(request), borrows=True)
         assert type(request) is Malformed
         return None
 
@@ -190,12 +200,30 @@ class Day1Session:
         making = self._service.make_partition(run.topic, run.partition)
         if isinstance(making, BrokerError):
             return RunAppended(making.fault, text=making.text)
-        run.own()
 
         def made(refusal: BrokerError | None) -> RunAppended | Pending[RunAppended]:
             return self._append(run) if refusal is None else RunAppended(refusal.fault, text=refusal.text)
 
-        return held(in_turn(making, made))
+        return held(in_turn(making, made), borrows=True)
+
+    def _produce_large(self, request: LargeProduce) -> Work[Malformed | RunAppended | Pending[RunAppended]]:
+        read = yield from records_in_slices(request)
+        if isinstance(read, Malformed):
+            return read
+        keys, values = read
+        topic, partition, service = request.topic, request.partition, self._service
+        if len(request.payload) > service.settings.frame_bytes_max - _ANSWER_BYTES:
+            refused = _that_can_be_given_back(
+                Produce(b"", topic, partition, keys, values), service.settings.frame_bytes_max
+            )
+            if isinstance(refused, Malformed):
+                return refused
+        if service.engine.partition(topic, partition) is None:
+            making = service.make_partition(topic, partition)
+            refusal = making if isinstance(making, BrokerError) else (yield making)
+            if refusal is not None:
+                return RunAppended(refusal.fault, text=refusal.text)
+        return (yield from append_long_run(service.engine, topic, partition, values, keys, service.settings.acks))
 
     def _append(self, run: ProduceRun) -> RunAppended | Pending[RunAppended]:
         service = self._service
@@ -207,7 +235,7 @@ class Day1Session:
             return RunAppended(Fault.UNKNOWN_TOPIC_OR_PARTITION)
         if partition.log is None:
             return RunAppended(Fault.STORAGE_ERROR)
-        return RunAppended(Fault.NONE, partition.log.log_end_offset)
+        return RunAppended(NO_FAULT, partition.log.log_end_offset)
 
     def _fetch(self, request: Fetch) -> list[Chunk] | Pending[list[Chunk]]:
         topic, index, offset, max_bytes = request
@@ -230,12 +258,18 @@ class Day1Session:
             return [error_answer(errors.fetch_error(Fault.STORAGE_ERROR))]
         first = max(offset, log.log_start_offset)
         # What items have beside key and value is counted here and not by the broker: the second may be one too many.
-        found = engine.read_records(
-            topic, index, first, items_max, min(max_bytes, room) - ITEM_OVERHEAD_BYTES, large=True
-        )
-        if isinstance(found, Pending):
-            return found.map(lambda read: _fetched(read, max_bytes, room))
-        return _fetched(found, max_bytes, room)
+        bytes_max = min(max_bytes, room) - ITEM_OVERHEAD_BYTES
+        found = engine.read_records(topic, index, first, min(items_max, READ_AT_ONCE), bytes_max, large=True)
+        if type(found) is RecordsRead and len(found.records) < READ_AT_ONCE:
+            return _fetched(found, max_bytes, room)
+
+        def fetched(read: RecordsRead) -> Any:
+            if len(read.records) < READ_AT_ONCE or items_max <= READ_AT_ONCE:
+                return _fetched(read, max_bytes, room)
+            reading = read_on(engine, topic, index, read, items_max, bytes_max)
+            return engine.in_slices(_fetched_in_slices(reading, max_bytes, room), drop=True)
+
+        return in_turn(found, fetched) if isinstance(found, Pending) else fetched(found)
 
     # ------------------------------------------------------------------------------------------------ bytes out
 
@@ -243,8 +277,12 @@ class Day1Session:
         if type(request) is ProduceRun:
             return [_answer_run(request, result)]
         if type(request) is Fetch:
+            if type(result) is Failed:
+                raise result.error
             fetched: list[Chunk] = result
             return fetched
+        if type(request) is LargeProduce:
+            return [_answer_large(request, result)]
         assert type(request) is Malformed
         return [error_answer(request.text)]
 
@@ -265,7 +303,7 @@ def _that_can_be_given_back(request: Produce, frame_bytes_max: int) -> Produce |
 
 def _answer_run(run: ProduceRun, result: RunAppended) -> bytes:
     counts = run.counts
-    if result.fault is Fault.NONE:
+    if result.fault is NO_FAULT:
         return produce_answers(result.base_offset, counts)
     written = 0
     if result.written:
@@ -275,26 +313,72 @@ def _answer_run(run: ProduceRun, result: RunAppended) -> bytes:
     return produce_answers(result.base_offset, counts[:written]) + refused * (len(counts) - written)
 
 
+def _answer_large(request: LargeProduce, result: RunAppended | Malformed | Failed) -> bytes:
+    if isinstance(result, Failed):
+        raise result.error
+    if isinstance(result, Malformed):
+        return error_answer(result.text)
+    if result.written >= request.record_count:
+        return produce_answers(result.base_offset, (request.record_count,))
+    return error_answer(errors.produce_error(result.fault, result.text))
+
+
 def _fetched(read: RecordsRead, max_bytes: int, room: int) -> list[Chunk]:
     """The records that fit, by the strict rule: not even the first may be larger than what was asked for. A
     record that no answer could hold is an error that names it, so that the reader can step over it."""
-    if read.fault is not Fault.NONE:
+    if read.fault is not NO_FAULT:
         if read.fault is Fault.OFFSET_OUT_OF_RANGE:
             return [_EMPTY_FETCH]
         return [error_answer(errors.fetch_error(read.fault, read.text))]
-    parts: list[Chunk] = []
+    if len(read.records) == 1:  # most often
+        record = read.records[0]
+        key, value = record.key or b"", record.value or b""
+        if len(key) <= KEY_BYTES_MAX and ITEM_OVERHEAD_BYTES + len(key) + len(value) <= min(max_bytes, room):
+            return fetch_answer(item(record.offset, key, value), 1)
+    items = _items(read.larges or read.records, 0, max_bytes, room)
+    if isinstance(items, bytes):
+        return [items]
+    parts, count, _ = items
+    return fetch_answer(parts, count)
+
+
+def _fetched_in_slices(reading: Work[RecordsRead], max_bytes: int, room: int) -> Work[list[Chunk]]:
+    """As `_fetched`, for many records, all of which are in memory."""
+    records = (yield from reading).records
+    packed: list[Chunk] = []
     size = count = 0
-    for record in read.larges or read.records:
+    for first in range(0, len(records), READ_AT_ONCE):
+        some = records[first : first + READ_AT_ONCE]
+        items = _items(some, size, max_bytes, room)
+        if isinstance(items, bytes):
+            return [items]
+        parts, taken, size = items
+        packed += joined(parts)
+        count += taken
+        if taken < len(some):
+            break
+        yield None
+    return fetch_answer(packed, count)
+
+
+def _items(
+    records: Sequence[Record | LargeRecord], size: int, max_bytes: int, room: int
+) -> tuple[list[Chunk], int, int] | bytes:
+    """The records that fit after items of `size` bytes: their items, their number and the size of all items; an error if
+    there are none and the first fits no answer."""
+    parts: list[Chunk] = []
+    count = 0
+    for record in records:
         key, value = record.key or b"", b"" if record.value is None else record.value
         item_bytes = ITEM_OVERHEAD_BYTES + len(key) + len(value)
         if len(key) > KEY_BYTES_MAX or item_bytes > room:
-            if count:
+            if size:
                 break
             text = f"the record at offset {record.offset} has a key of {len(key)} and a value of {len(value)} bytes"
-            return [error_answer(errors.fetch_error(Fault.MESSAGE_TOO_LARGE, f"{text}, more than an answer holds"))]
-        size += item_bytes
-        if size > max_bytes or size > room:
+            return error_answer(errors.fetch_error(Fault.MESSAGE_TOO_LARGE, f"{text}, more than an answer holds"))
+        if size + item_bytes > max_bytes or size + item_bytes > room:
             break
+        size += item_bytes
         parts += item(record.offset, key, value)
         count += 1
-    return fetch_answer(parts, count)
+    return parts, count, size

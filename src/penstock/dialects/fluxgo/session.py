@@ -46,8 +46,8 @@ from penstock.dialects.fluxgo.frames import (
 )
 from penstock.dialects.fluxgo.service import FluxGoService
 from penstock.model.chunks import Chunk, FileRange
-from penstock.model.errors import BrokerError, Fault
-from penstock.model.fed import Fed
+from penstock.model.errors import NO_FAULT, BrokerError, Fault
+from penstock.model.fed import CUT_AT_ONCE, REQUEST_COST, Fed
 from penstock.model.ids import is_group_name, topic_name
 from penstock.model.pending import Pending, held, in_turn, when
 
@@ -73,10 +73,6 @@ class ProduceRun:
         self.partition = partition
         self.values = values
 
-    def own(self) -> None:
-        """Borrow nothing any more."""
-        self.values = [value if type(value) is bytes else bytes(value) for value in self.values]
-
 
 class FluxGoSession:
     __slots__ = ("_head", "_partition", "_service", "_topic", "client_host")
@@ -98,10 +94,12 @@ class FluxGoSession:
         end = len(view)
         data = view.tobytes() if end <= COPY_BYTES_MAX else view
         at = 0
+        left = CUT_AT_ONCE
         while end - at >= LENGTH_BYTES:
             if self._head and type(data) is bytes:
-                values, at = self._cut(data, at, frame_bytes_max)
+                values, at = self._cut(data, at, frame_bytes_max, left)
                 if values:
+                    left -= len(values)
                     if run is None:
                         run = ProduceRun(self._topic, self._partition, values)
                         requests.append(run)
@@ -113,9 +111,10 @@ class FluxGoSession:
             if not 0 < size <= frame_bytes_max:
                 return Fed(at, 0, requests, f"a frame of {size} bytes; 1 to {frame_bytes_max} are allowed")
             stop = at + LENGTH_BYTES + size
-            if stop > end:
+            if stop > end or left <= 0:
                 return Fed(at, LENGTH_BYTES + size, requests)
             request = read_request(data[at + LENGTH_BYTES : stop])
+            left -= REQUEST_COST
             if type(request) is not Produce:
                 run = None
                 requests.append(request)
@@ -128,7 +127,7 @@ class FluxGoSession:
             at = stop
         return Fed(at, 0, requests)
 
-    def _cut(self, data: bytes, at: int, frame_bytes_max: int) -> tuple[list[Bytes], int]:
+    def _cut(self, data: bytes, at: int, frame_bytes_max: int, count_max: int) -> tuple[list[Bytes], int]:
         """The records of the whole produces from `at` on that go where the last one went, and where they end."""
         head = self._head
         head_bytes = len(head)
@@ -136,7 +135,9 @@ class FluxGoSession:
         end = len(data)
         unpack_from = LENGTH.unpack_from
         values: list[Bytes] = []
-        while data.startswith(head, at + LENGTH_BYTES):
+        for _ in range(count_max):
+            if not data.startswith(head, at + LENGTH_BYTES):
+                break
             (size,) = unpack_from(data, at)
             stop = at + LENGTH_BYTES + size
             if stop > end or not head_bytes <= size <= frame_bytes_max:
@@ -168,14 +169,13 @@ class FluxGoSession:
         making = service.make_partition(run.topic, run.partition)
         if isinstance(making, BrokerError):
             return RunAppended(making.fault, text=making.text)
-        run.own()
 
         def made(refusal: BrokerError | None) -> RunAppended | Pending[RunAppended]:
             if refusal is not None:
                 return RunAppended(refusal.fault, text=refusal.text)
             return append_run(run.topic, run.partition, run.values, None, acks)
 
-        return held(in_turn(making, made))
+        return held(in_turn(making, made), borrows=True)
 
     def _consume(self, request: Consume) -> Consumed | Pending[Consumed]:
         topic, partition, offset = request
@@ -209,7 +209,7 @@ class FluxGoSession:
         if group is None or not _is_topic_name(request.topic):
             return Fault.INVALID_REQUEST
         if not self._service.engine.groups.shards:
-            return FetchResult(Fault.NONE)  # nobody ever committed anything
+            return FetchResult(NO_FAULT)  # nobody ever committed anything
         command = FetchOffsets(group, {request.topic: (request.partition,)})
         return self._ask(lambda: self._service.engine.groups.ask(group, command))
 
@@ -218,7 +218,7 @@ class FluxGoSession:
         engine = self._service.engine
         groups = engine.groups
         if not groups.shards:
-            return held(in_turn(groups.ensure(), lambda fault: ask() if fault is Fault.NONE else fault))
+            return held(in_turn(groups.ensure(), lambda fault: ask() if fault is NO_FAULT else fault))
         asked = ask()
         if asked is Fault.COORDINATOR_LOADING:
             loading: Pending[Any] = engine.spawn(groups.loaded(), lambda _: None)
@@ -254,7 +254,7 @@ def _answer_run(count: int, result: RunAppended) -> bytes:
 
 
 def _consumed(read: RecordsRead, offset: int, frame_bytes_max: int) -> Consumed:
-    if read.fault is not Fault.NONE:
+    if read.fault is not NO_FAULT:
         if _is_before_start(read, offset):
             return _gone(offset, read.log_start_offset)
         return errors.consume_error(read.fault, read.text)
@@ -282,13 +282,13 @@ def _gone(offset: int, next_offset: int) -> tuple[Code, bytes]:
 
 
 def _answer_commit(result: CommitResult | Fault) -> bytes:
-    if isinstance(result, CommitResult) and result.fault is Fault.NONE and not result.refused:
+    if isinstance(result, CommitResult) and result.fault is NO_FAULT and not result.refused:
         return answer(Code.NONE)
     return answer(Code.OFFSET_COMMIT_FAILED, errors.COMMIT_FAILED)
 
 
 def _answer_fetch(request: FetchOffset, result: FetchResult | Fault) -> bytes:
-    if not isinstance(result, FetchResult) or result.fault is not Fault.NONE:
+    if not isinstance(result, FetchResult) or result.fault is not NO_FAULT:
         return answer(Code.OFFSET_FETCH_FAILED, errors.FETCH_FAILED)
     found = result.offsets.get(request.topic, {}).get(request.partition)
     if found is None or found.value is None or found.value.offset < 0:

@@ -21,6 +21,7 @@ from penstock.dialects.flymq.placing import Contiguous, Outcome, Placed, each, o
 from penstock.dialects.flymq.wire import I16, I32, I64, U16, U32, repeated, string, text_of
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fault_tables import KAFKA_CODES as CODES
+from penstock.model.slices import Work
 from penstock.records.builder import Bytes
 
 LENGTH_BYTES = 4
@@ -44,6 +45,9 @@ _BATCH_TO_KEY = struct.Struct(">qiBIII")
 _COMPRESSION_OFFSET = 12
 """Of the compression in a batch."""
 _NO_HEADERS = bytes(4)
+BATCHES_AT_ONCE = 100
+PLACES_AT_ONCE = 1_000
+"""Answers to batches, and places of messages, that are made between two pauses."""
 
 
 class ApiKey(enum.IntEnum):
@@ -177,7 +181,7 @@ def call_at(data: Bytes, at: int, stop: int) -> ApiCall:
 
 
 def cut_run(
-    data: bytes, at: int, stop: int, end: int, limit_bytes: int, last: Start | None
+    data: bytes, at: int, stop: int, end: int, limit_bytes: int, count_max: int, last: Start | None
 ) -> tuple[ProduceRun | BatchRun | None, int]:
     """The run that the Produce frame from `at` (its length) to `stop` begins, and where it ends; None when the frame has to
     be looked at by itself. `last` is how the run before it began: most go on like it."""
@@ -219,14 +223,14 @@ def cut_run(
             head = data[at:value_at]
             value_skip, end_skip = value_at - at, value_end - at
             at = stop
-            last_at = end - size
+            last_at = min(end - size, at + (count_max - len(values) - 1) * size)
             while at <= last_at and starts(head, at) and starts(_NO_HEADERS, at + end_skip):
                 values.append(data[at + value_skip : at + end_skip])
                 stamps.append(data[at + end_skip + 4 : at + size])
                 at += size
         else:
             at = stop
-        if end - at < LENGTH_BYTES or not starts(named, at + LENGTH_BYTES):
+        if len(values) >= count_max or end - at < LENGTH_BYTES or not starts(named, at + LENGTH_BYTES):
             break
         length = number(data, at)[0]
         stop = at + LENGTH_BYTES + length
@@ -293,11 +297,13 @@ def answer_run(run: ProduceRun, written: RunAppended | Outcome) -> bytes | bytea
     return b"".join(_placed_answer(run, placed) for placed in outcome)
 
 
-def answer_batches(run: BatchRun, outcome: Outcome) -> bytes:
+def answer_batches(run: BatchRun, outcome: Outcome) -> Work[bytes]:
     """One answer a batch: the places of its messages, or the first thing that went wrong."""
     placed = iter(each(outcome, sum(count for count in run.counts if isinstance(count, int))))
     answers = []
-    for count in run.counts:
+    for number, count in enumerate(run.counts):
+        if number % BATCHES_AT_ONCE == BATCHES_AT_ONCE - 1:
+            yield None
         if isinstance(count, BrokerError):
             answers.append(error(ApiKey.PRODUCE, run.version, run.stream, count.fault, count.text))
             continue
@@ -314,6 +320,23 @@ def _placed_answer(run: ProduceRun, placed: Placed) -> bytes:
     if placed.fault is not Fault.NONE:
         return error(ApiKey.PRODUCE, run.version, run.stream, placed.fault, placed.text)
     return answer(ApiKey.PRODUCE, run.version, run.stream, places([placed]))
+
+
+def places_in_slices(outcome: Outcome, count: int) -> Work[bytes]:
+    """As `places`, for many messages. Raises BrokerError when something went wrong with one."""
+    rows = [U32.pack(count)]
+    for start in range(0, count, PLACES_AT_ONCE):
+        size = min(PLACES_AT_ONCE, count - start)
+        if isinstance(outcome, Contiguous):
+            some = each(Contiguous(outcome.partition, outcome.base_offset + start), size)
+        else:
+            some = outcome[start : start + size]
+        for row in some:
+            if row.fault is not Fault.NONE:
+                raise BrokerError(row.fault, row.text)
+            rows.append(_PLACE.pack(row.partition, row.offset))
+        yield None
+    return b"".join(rows)
 
 
 def places(placed: Sequence[Placed]) -> bytes:

@@ -17,6 +17,7 @@ from penstock.dialects.flymq.wire import I32, I64, STRING_BYTES_MAX, U16, U32, R
 from penstock.model.chunks import Chunk
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.limits import HEADERS_PER_RECORD_MAX
+from penstock.model.slices import Work, at_once
 from penstock.records.batch import BatchError
 from penstock.records.builder import Bytes
 from penstock.records.compression import Codec, decompress
@@ -29,8 +30,12 @@ CODECS = {PLAIN: Codec.NONE, 1: Codec.LZ4, 2: Codec.SNAPPY, 3: Codec.ZSTD, 4: Co
 _HEAD = struct.Struct(">qiBI")
 _SIZE_AND_KEY_SIZE = struct.Struct(">II")
 _NO_HEADERS_AND_TIMESTAMP = struct.Struct(">iq")
+UNPACKED_OBJECTS_MAX = 5_000
+"""Messages and headers of one compressed batch: 25 ms to read and append."""
 MESSAGE_BYTES_MIN = 20
 """Two empty fields, no headers, a timestamp."""
+READ_AT_ONCE = 500
+"""Messages, or headers of one, that are read between two pauses."""
 MESSAGE_OVERHEAD_BYTES = 4 + MESSAGE_BYTES_MIN
 
 
@@ -43,6 +48,15 @@ class Message(NamedTuple):
 
 def read_batch(reader: Reader, limit_bytes: int) -> list[Message]:
     """The messages of a produced batch; its offsets are the client's guess, and the broker gives its own."""
+    codec, packed = open_batch(reader)
+    try:
+        return messages_of(decompress(codec, packed, limit_bytes) if codec else packed)
+    except BatchError as error:
+        raise BrokerError(Fault.CORRUPT_MESSAGE, str(error)) from None
+
+
+def open_batch(reader: Reader) -> tuple[Codec, bytes]:
+    """What the messages of a produced batch are compressed with, and their bytes."""
     reader.i64()
     reader.i32()
     kind = reader.u8()
@@ -50,14 +64,34 @@ def read_batch(reader: Reader, limit_bytes: int) -> list[Message]:
     packed = reader.raw()
     if codec is None:
         raise BrokerError(Fault.UNSUPPORTED_COMPRESSION_TYPE, f"compression {kind} is not known; 0 to 4 are")
-    try:
-        data = decompress(codec, packed, limit_bytes) if codec else packed
-    except BatchError as error:
-        raise BrokerError(Fault.CORRUPT_MESSAGE, str(error)) from None
-    messages = []
+    return codec, packed
+
+
+def unpacked_messages(data: bytes) -> list[Message]:
+    """The messages of a compressed batch, which are small to send and long to read."""
+    return messages_of(data, UNPACKED_OBJECTS_MAX)
+
+
+def messages_of(data: bytes, objects_max: int | None = None) -> list[Message]:
+    """The messages that lie there one after the other, with no more of them and their headers than that."""
+    return at_once(messages_in_slices(data, objects_max))
+
+
+def messages_in_slices(data: bytes, objects_max: int | None = None) -> Work[list[Message]]:
+    """As `messages_of`."""
+    messages: list[Message] = []
+    objects = 0
     inside = Reader(data)
     while inside.left:
-        messages.append(read_message(inside.raw()))
+        message = read_message(inside.raw())
+        messages.append(message)
+        objects += 1 + len(message.headers)
+        if objects_max is not None and objects > objects_max:
+            raise BrokerError(
+                Fault.INVALID_RECORD, f"more than {objects_max} messages and headers in a compressed batch"
+            )
+        if len(messages) % READ_AT_ONCE == 0 or len(message.headers) >= READ_AT_ONCE:
+            yield None
     if not messages:
         raise BrokerError(Fault.INVALID_RECORD, "a batch has at least one message")
     return messages
@@ -102,6 +136,13 @@ def message_of(record: Record) -> bytes:
 def batches_of(
     records: Sequence[Record], bytes_max: int, frame_bytes_max: int, lead_bytes: int = 0
 ) -> tuple[list[bytes], int]:
+    """As `batches_in_slices`, at once."""
+    return at_once(batches_in_slices(records, bytes_max, frame_bytes_max, lead_bytes))
+
+
+def batches_in_slices(
+    records: Sequence[Record], bytes_max: int, frame_bytes_max: int, lead_bytes: int = 0
+) -> Work[tuple[list[bytes], int]]:
     """The records as plain batches, a new one where offsets have a gap: at least one record, and no more than fit
     `bytes_max` or FlyMQ's lengths. Also how many records went in. A first record that does not fit a frame behind the
     `lead_bytes` of the answer, or FlyMQ's lengths, is a BrokerError."""
@@ -130,6 +171,8 @@ def batches_of(
         messages.append(message)
         size += cost
         taken += 1
+        if taken % READ_AT_ONCE == 0:
+            yield None
     if messages:
         batches.append(batch_of(first, messages))
     return batches, taken

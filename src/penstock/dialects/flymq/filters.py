@@ -20,17 +20,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.model.errors import BrokerError, Fault
+from penstock.model.limits import FLYMQ_PATH_NAMES_MAX
 from penstock.records.record import Record
 
 FILTER_BYTES_MAX = 1_024
 SCANNED_BYTES_MAX = 4 * 1024 * 1024
 """Of keys and values in one request with a filter. One record is always looked at."""
-SLOW_BYTES_MAX = 8 * 1024 * 1024
+SLOW_BYTES_MAX = 4 * 1024 * 1024
 """Of a record that takes up to 10 ns a byte: small expressions, and text beyond ASCII, whose case is looked up."""
 SMALL_INSTRUCTIONS_MAX = 20
 """`a[ab]{11}c` has so many. Its 4,096 sets of them fit `_SMALL_MEMORY_BYTES_MAX`."""
 INSTRUCTIONS_MAX = 2_000
-STEPS_MAX = 10_000_000
+STEPS_MAX = 4_000_000
 """Instructions times bytes in one request; RE2 takes up to 10 ns for each."""
 
 _MEMORY_BYTES_MAX = 1024 * 1024
@@ -59,6 +60,8 @@ def filter_of(text: str) -> Filter:
 
 def _has_path(path: list[str]) -> Callable[[Record], bool]:
     """What is not on the path is passed over, and nothing is made of it."""
+    if len(path) > FLYMQ_PATH_NAMES_MAX:
+        raise BrokerError(Fault.INVALID_REQUEST, f"a path has at most {FLYMQ_PATH_NAMES_MAX} names")
     kind: Any = msgspec.Raw
     for name in reversed(path):
         try:

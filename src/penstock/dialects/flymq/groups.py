@@ -33,12 +33,16 @@ from penstock.coordination.group_commands import (
     SyncGroup,
     SyncResult,
 )
+from penstock.coordination.group_records import CommittedOffset
 from penstock.dialects.flymq.errors import check_group, checked
+from penstock.dialects.flymq.offsets import ASKED_AT_ONCE
 from penstock.dialects.flymq.turns import follow
 from penstock.dialects.flymq.wire import I16, I32, I64, Reader, array, ints, string
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fault_tables import KAFKA_CODES as CODES
+from penstock.model.limits import FLYMQ_MEMBER_TOPICS_MAX
 from penstock.model.pending import Pending
+from penstock.model.slices import Work, all_of
 
 if TYPE_CHECKING:
     from penstock.dialects.flymq.service import FlyMQService
@@ -49,6 +53,8 @@ CLIENT_ID = "flymq"
 """API-key frames have no client id; member ids begin with this."""
 NO_LEADER_EPOCH = -1
 NO_OFFSET = -1
+ROWS_AT_ONCE = 200
+"""Rows that are made between two pauses."""
 
 Shares = dict[str, dict[str, frozenset[int]]]
 STRATEGIES: Mapping[str, Callable[[Mapping[str, Subscriber[str]], Mapping[str, int]], Shares]] = {
@@ -66,11 +72,15 @@ def find_coordinator(service: FlyMQService, session: FlyMQSession, reader: Reade
 # ---- membership ---------------------------------------------------------------------------------------------------
 
 
-def join_group(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+def join_group(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Work[Any]:
     group, member = check_group(reader.string()), reader.string()
     session_timeout_ms, rebalance_timeout_ms = reader.i32(), reader.i32()
     strategy = reader.string()
-    topics = reader.array(reader.string, 2)
+    topics = set((yield from reader.array_in_slices(reader.string, 2)))
+    if len(topics) > FLYMQ_MEMBER_TOPICS_MAX:
+        raise BrokerError(
+            Fault.INVALID_REQUEST, f"{len(topics)} topics, a member has at most {FLYMQ_MEMBER_TOPICS_MAX}"
+        )
     if strategy not in STRATEGIES:
         raise BrokerError(Fault.UNSUPPORTED_ASSIGNOR, f'strategy {strategy!r}: "range" and "roundrobin" are known')
     command = JoinGroup(
@@ -82,7 +92,7 @@ def join_group(service: FlyMQService, session: FlyMQSession, reader: Reader) -> 
         session_timeout_ms,
         rebalance_timeout_ms,
         PROTOCOL_TYPE,
-        ((strategy, array([string(topic) for topic in sorted(set(topics))])),),
+        ((strategy, array([string(topic) for topic in sorted(topics)])),),
     )
     asked = service.engine.groups.ask(group, command)
     if isinstance(asked, Fault):
@@ -168,30 +178,37 @@ _COMMIT_BYTES_MIN = 2 + 4 + 8 + 2
 _PLACE_BYTES_MIN = 2 + 4
 
 
-def offset_commit(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+def offset_commit(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Work[bytes]:
     group, generation, member = check_group(reader.string()), reader.i32(), reader.string()
 
     def item() -> OffsetToCommit:
         topic, partition, offset = reader.string(), reader.i32(), reader.i64()
         return OffsetToCommit(topic, partition, offset, NO_LEADER_EPOCH, reader.string())
 
-    offsets = reader.array(item, _COMMIT_BYTES_MIN)
-    faults = [_commit_fault(service, offset) for offset in offsets]
-    allowed = tuple(offset for offset, fault in zip(offsets, faults, strict=True) if fault is Fault.NONE)
-
-    def committed(result: CommitResult | Fault) -> bytes:
-        whole, some = (result, {}) if isinstance(result, Fault) else (result.fault, result.refused)
-        rows = []
-        for (topic, partition, _, _, _), fault in zip(offsets, faults, strict=True):
-            if fault is Fault.NONE:
-                fault = some.get((topic, partition), Fault.NONE) if whole is Fault.NONE else whole
-            rows.append(string(topic) + I32.pack(partition) + I16.pack(CODES[fault]))
-        return array(rows)
-
-    if not allowed:
-        return committed(CommitResult(Fault.NONE))
-    command = CommitOffsets(group, member or NO_MEMBER, None, max(generation, NO_GENERATION), allowed)
-    return follow(service.engine.groups.commit(command, service.settings.acks), committed)
+    offsets = yield from reader.array_in_slices(item, _COMMIT_BYTES_MIN)
+    asked: list[Any] = []
+    for start in range(0, len(offsets), ASKED_AT_ONCE):
+        part = offsets[start : start + ASKED_AT_ONCE]
+        allowed = tuple(offset for offset in part if _commit_fault(service, offset) is Fault.NONE)
+        if not allowed:
+            asked.append(CommitResult(Fault.NONE))
+            continue
+        command = CommitOffsets(group, member or NO_MEMBER, None, max(generation, NO_GENERATION), allowed)
+        asked.append(service.engine.groups.commit(command, service.settings.acks))
+        yield None
+    results: list[CommitResult | Fault] = yield from all_of(asked)
+    rows = []
+    for number, offset in enumerate(offsets):
+        topic, partition = offset.topic, offset.partition
+        fault = _commit_fault(service, offset)
+        if fault is Fault.NONE:
+            result = results[number // ASKED_AT_ONCE]
+            whole, some = (result, {}) if isinstance(result, Fault) else (result.fault, result.refused)
+            fault = some.get((topic, partition), Fault.NONE) if whole is Fault.NONE else whole
+        rows.append(string(topic) + I32.pack(partition) + I16.pack(CODES[fault]))
+        if len(rows) % ROWS_AT_ONCE == 0:
+            yield None
+    return array(rows)
 
 
 def _commit_fault(service: FlyMQService, offset: OffsetToCommit) -> Fault:
@@ -203,33 +220,28 @@ def _commit_fault(service: FlyMQService, offset: OffsetToCommit) -> Fault:
 _TIMES = struct.Struct(">qh")
 
 
-def offset_fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+def offset_fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Work[bytes]:
     group = check_group(reader.string())
-    places = reader.array(lambda: (reader.string(), reader.i32()), _PLACE_BYTES_MIN)
-    wanted: dict[str, tuple[int, ...]] = {}
-    for topic, partition in places:
-        wanted[topic] = (*wanted.get(topic, ()), partition)
-
-    def fetched(result: FetchResult | Fault) -> bytes:
+    places = yield from reader.array_in_slices(lambda: (reader.string(), reader.i32()), _PLACE_BYTES_MIN)
+    rows: list[bytes] = []
+    for start in range(0, len(places) or 1, ASKED_AT_ONCE):
+        part = places[start : start + ASKED_AT_ONCE]
+        wanted: dict[str, list[int]] = {}
+        for topic, partition in part:
+            wanted.setdefault(topic, []).append(partition)
+        command = FetchOffsets(group, {topic: tuple(partitions) for topic, partitions in wanted.items()})
+        asked = service.engine.groups.ask(group, command)
+        result = (yield asked) if isinstance(asked, Pending) else asked
         checked(result if isinstance(result, Fault) else result.fault)
         assert isinstance(result, FetchResult)
-        rows = []
-        for topic, partition in places:
-            value = result.offsets[topic][partition].value
-            offset, metadata, at_ms = (NO_OFFSET, "", -1)
-            if value is not None:
-                offset, metadata, at_ms = value.offset, value.metadata or "", value.commit_timestamp_ms
-            rows.append(
-                b"".join(
-                    (
-                        string(topic),
-                        I32.pack(partition),
-                        I64.pack(offset),
-                        string(metadata),
-                        _TIMES.pack(at_ms, CODES[Fault.NONE]),
-                    )
-                )
-            )
-        return array(rows)
+        rows += [_offset_row(topic, partition, result.offsets[topic][partition].value) for topic, partition in part]
+        yield None
+    return array(rows)
 
-    return follow(service.engine.groups.ask(group, FetchOffsets(group, wanted)), fetched)
+
+def _offset_row(topic: str, partition: int, value: CommittedOffset | None) -> bytes:
+    offset, metadata, at_ms = (NO_OFFSET, "", -1)
+    if value is not None:
+        offset, metadata, at_ms = value.offset, value.metadata or "", value.commit_timestamp_ms
+    tail = _TIMES.pack(at_ms, CODES[Fault.NONE])
+    return b"".join((string(topic), I32.pack(partition), I64.pack(offset), string(metadata), tail))

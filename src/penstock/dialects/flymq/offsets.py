@@ -6,7 +6,7 @@ one topic: deleting the pair drops those. A pair is known while it has an offset
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,23 +22,26 @@ from penstock.coordination.group_commands import (
     FetchOffsets,
     FetchResult,
     GroupDescription,
-    GroupList,
-    ListGroups,
     OffsetToCommit,
 )
 from penstock.dialects.flymq.errors import check_group, checked
 from penstock.dialects.flymq.reading import end_of, start_of
 from penstock.dialects.flymq.turns import follow
-from penstock.dialects.flymq.wire import I32, TRUE, U32, U64, Reader, array, string
+from penstock.dialects.flymq.wire import I32, TRUE, U32, U64, Reader, Rows, array, string
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.ids import topic_name
-from penstock.model.pending import gather
+from penstock.model.pending import Pending
+from penstock.model.slices import Work, sorted_in_slices
 
 if TYPE_CHECKING:
     from penstock.dialects.flymq.service import FlyMQService
     from penstock.dialects.flymq.session import FlyMQSession
 
 NO_LEADER_EPOCH = -1
+ASKED_AT_ONCE = 200
+"""Offsets that one command looks up, commits or drops: about a millisecond."""
+PAIRS_AT_ONCE = 1_000
+"""Subscribed pairs that are looked through between two pauses."""
 
 
 def commit(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
@@ -64,25 +67,20 @@ def commit_as_nobody(service: FlyMQService, group: str, topic: str, partition: i
     return follow(service.engine.groups.commit(command, service.settings.acks), committed)
 
 
-def get_offset(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+def get_offset(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Work[bytes]:
     topic, group, partition = reader.string(), reader.string(), reader.i32()
-
-    def found(offsets: Mapping[int, FetchedOffset]) -> bytes:
-        return U64.pack(_committed(offsets, partition))
-
-    return follow(_offsets_of(service, topic, group), found)
+    return U64.pack(_committed((yield from _offsets_of(service, topic, group, partition)), partition))
 
 
-def get_lag(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+def get_lag(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Work[bytes]:
     topic, group, partition = reader.string(), reader.string(), reader.i32()
     service.check_partition(topic, partition)
-
-    def found(latest: int, offsets: Mapping[int, FetchedOffset]) -> bytes:
-        committed = _committed(offsets, partition)
-        return b"".join(map(U64.pack, (committed, committed, latest, max(0, latest - committed))))
-
-    offsets = _offsets_of(service, topic, group)
-    return follow(end_of(service, topic, partition), lambda latest: follow(offsets, partial(found, latest)))
+    ending = end_of(service, topic, partition)
+    committed = _committed((yield from _offsets_of(service, topic, group, partition)), partition)
+    latest = (yield ending) if isinstance(ending, Pending) else ending
+    if isinstance(latest, BrokerError):
+        raise latest
+    return b"".join(map(U64.pack, (committed, committed, latest, max(0, latest - committed))))
 
 
 def reset_offset(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
@@ -108,102 +106,114 @@ def _committed(offsets: Mapping[int, FetchedOffset], partition: int) -> int:
     return 0 if fetched is None or fetched.value is None else max(0, fetched.value.offset)
 
 
-def _offsets_of(service: FlyMQService, topic: str, group: str) -> Any:
-    """The offsets of a pair by partition. It has to be known."""
+def _offsets_of(
+    service: FlyMQService, topic: str, group: str, partition: int | None = None
+) -> Work[Mapping[int, FetchedOffset]]:
+    """The offsets of a pair by partition: all, or the one asked for. The pair has to be known."""
+    offsets = (yield from fetched(service, group, topic, partition)).get(topic, {})
+    if not offsets and not service.subscribers(topic, group):
+        raise BrokerError(Fault.GROUP_ID_NOT_FOUND, f"consumer group not found: {topic}:{group}")
+    return offsets
 
-    def fetched(result: FetchResult | Fault) -> Mapping[int, FetchedOffset]:
+
+def fetched(
+    service: FlyMQService, group: str, topic: str | None = None, partition: int | None = None
+) -> Work[dict[str, dict[int, FetchedOffset]]]:
+    """What the group has committed, of all topics or of one. Of one partition, if it has an offset, no other is given."""
+    groups = service.engine.groups
+    if not groups.shards:
+        yield groups.ensure()
+    places: Mapping[str, Sequence[int]] = groups.partitions_of(group)
+    if topic is not None:
+        places = {topic: places.get(topic, ())}
+        if partition is not None and partition in places[topic]:
+            places = {topic: (partition,)}
+    found: dict[str, dict[int, FetchedOffset]] = {}
+    for part in parts_of(places):
+        asked = groups.ask(group, FetchOffsets(group, part))
+        result = (yield asked) if isinstance(asked, Pending) else asked
         checked(result if isinstance(result, Fault) else result.fault)
         assert isinstance(result, FetchResult)
-        offsets = result.offsets.get(topic, {})
-        if not offsets and not service.subscribers(topic, group):
-            raise BrokerError(Fault.GROUP_ID_NOT_FOUND, f"consumer group not found: {topic}:{group}")
-        return offsets
+        for name, offsets in result.offsets.items():
+            found.setdefault(name, {}).update(offsets)
+        yield None
+    return {name: offsets for name, offsets in found.items() if offsets}
 
-    return follow(service.engine.groups.ask(group, FetchOffsets(group, None)), fetched)
+
+def parts_of(places: Mapping[str, Sequence[int]]) -> Iterator[dict[str, tuple[int, ...]]]:
+    """The places in parts that one command may ask for; one part at least."""
+    part: dict[str, tuple[int, ...]] = {}
+    room = ASKED_AT_ONCE
+    for topic, partitions in places.items():
+        start = 0
+        while start < len(partitions):
+            taken = part[topic] = tuple(partitions[start : start + room])
+            start += len(taken)
+            room -= len(taken)
+            if not room:
+                yield part
+                part, room = {}, ASKED_AT_ONCE
+    if part or not any(places.values()):
+        yield part
 
 
 # ---- groups -------------------------------------------------------------------------------------------------------
 
 
-def list_groups(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+def list_groups(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Work[bytes]:
     """Every pair that has an offset or a subscriber."""
-
-    def listed(results: list[GroupList | Fault] | Fault) -> Any:
-        checked(results if isinstance(results, Fault) else Fault.NONE)
-        assert isinstance(results, list)
-        names = {group for _, group in service.subscribed_pairs()}
-        for result in results:
-            checked(result if isinstance(result, Fault) else Fault.NONE)
-            assert isinstance(result, GroupList)
-            names.update(group.group for group in result.groups)
-        ordered = sorted(names)
-        return follow(gather([_described(service, name) for name in ordered]), put_together)
-
-    def put_together(groups: list[list[bytes] | BrokerError]) -> bytes:
-        rows: list[bytes] = []
-        for group in groups:
-            if isinstance(group, BrokerError):
-                raise group
-            rows += group
-        return array(rows)
-
-    return follow(service.engine.groups.ask_all(ListGroups()), listed)
+    subscribed: dict[str, set[str]] = {}
+    for number, (topic, group) in enumerate(list(service.subscribed_pairs())):
+        subscribed.setdefault(group, set()).add(topic)
+        if number % PAIRS_AT_ONCE == 0:
+            yield None
+    listed = yield from service.engine.groups.list_in_slices((), ())
+    checked(listed if isinstance(listed, Fault) else Fault.NONE)
+    assert isinstance(listed, list)
+    names = yield from sorted_in_slices({*subscribed, *(group.group for group in listed)})
+    rows = Rows(service.frame_bytes_max)
+    for name in names:
+        yield from _describe(service, name, subscribed.get(name, ()), None, rows)
+    return rows.array()
 
 
-def describe_group(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+def describe_group(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Work[bytes]:
     topic, group = reader.string(), reader.string()
-    found = follow(_offsets_of(service, topic, group), lambda _: _described(service, group, topic))
-    return follow(found, lambda rows: rows[0])
+    yield from _offsets_of(service, topic, group)
+    rows = Rows(service.frame_bytes_max)
+    yield from _describe(service, group, (), topic, rows)
+    return rows.first()
 
 
-def _described(service: FlyMQService, group: str, only: str | None = None) -> Any:
-    """A row for each topic of the group, or for the one asked for."""
-    groups = service.engine.groups
-    asked = [groups.ask(group, FetchOffsets(group, None)), groups.ask(group, DescribeGroup(group))]
-
-    def told(results: list[Any]) -> list[bytes]:
-        fetched, described = results
-        for result in results:
-            checked(result if isinstance(result, Fault) else Fault.NONE)
-        assert isinstance(fetched, FetchResult)
-        assert isinstance(described, GroupDescription)
-        topics = set(fetched.offsets) | {topic for topic, name in service.subscribed_pairs() if name == group}
-        rows = []
-        for topic in sorted(topics if only is None else {only}):
-            members = len(described.members) + service.subscribers(topic, group)
-            offsets = fetched.offsets.get(topic, {})
-            rows.append(
-                b"".join(
-                    (
-                        string(topic),
-                        string(group),
-                        U32.pack(members),
-                        array([I32.pack(at) + U64.pack(_committed(offsets, at)) for at in sorted(offsets)]),
-                    )
-                )
-            )
-        return rows
-
-    return follow(gather(asked), told)
+def _describe(
+    service: FlyMQService, group: str, subscribed: Collection[str], only: str | None, rows: Rows
+) -> Work[None]:
+    """Add a row for each topic of the group, or for the one asked for."""
+    found = yield from fetched(service, group, only)
+    asked = service.engine.groups.ask(group, DescribeGroup(group))
+    described = (yield asked) if isinstance(asked, Pending) else asked
+    checked(described if isinstance(described, Fault) else Fault.NONE)
+    assert isinstance(described, GroupDescription)
+    topics: Iterable[str] = (only,) if only is not None else (yield from sorted_in_slices({*found, *subscribed}))
+    for topic in topics:
+        members = len(described.members) + service.subscribers(topic, group)
+        offsets = found.get(topic, {})
+        places = array([I32.pack(at) + U64.pack(_committed(offsets, at)) for at in sorted(offsets)])
+        rows.add(b"".join((string(topic), string(group), U32.pack(members), places)))
+        yield None
 
 
-def delete_group(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+def delete_group(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Work[bytes]:
     topic, group = reader.string(), reader.string()
-
-    def known(offsets: Mapping[int, FetchedOffset]) -> Any:
-        if not offsets:
-            service.unsubscribe_all(topic, group)
-            return TRUE
-        command = DeleteOffsets(group, tuple((topic, partition) for partition in offsets))
-        return follow(service.engine.groups.ask(group, command), deleted)
-
-    def deleted(result: DeleteOffsetsResult | Fault) -> bytes:
+    offsets = list((yield from _offsets_of(service, topic, group)))
+    for start in range(0, len(offsets), ASKED_AT_ONCE):
+        command = DeleteOffsets(group, tuple((topic, at) for at in offsets[start : start + ASKED_AT_ONCE]))
+        asked = service.engine.groups.ask(group, command)
+        result = (yield asked) if isinstance(asked, Pending) else asked
         fault = result if isinstance(result, Fault) else result.fault
         checked(fault, f"consumer group {group} has members" if fault is Fault.NON_EMPTY_GROUP else "")
         assert isinstance(result, DeleteOffsetsResult)
         if result.refused:
             raise BrokerError(Fault.GROUP_SUBSCRIBED_TO_TOPIC, f"consumer group {group} has members that read {topic}")
-        service.unsubscribe_all(topic, group)
-        return TRUE
-
-    return follow(_offsets_of(service, topic, group), known)
+    service.unsubscribe_all(topic, group)
+    return TRUE

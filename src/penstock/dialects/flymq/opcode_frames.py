@@ -16,9 +16,8 @@ from penstock.dialects.flymq.errors import coded
 from penstock.dialects.flymq.placing import Contiguous, Outcome, outcome_of
 from penstock.dialects.flymq.wire import U16, U32, repeated, string, text_of
 from penstock.model.errors import BrokerError, Fault
-from penstock.records.batch import BatchError
 from penstock.records.builder import Bytes
-from penstock.records.compression import Codec, decompress
+from penstock.records.compression import Codec
 
 MAGIC = 0xAF
 VERSION = 1
@@ -71,16 +70,12 @@ class OpcodeCall:
         self.flags = flags
         self.payload = payload
 
-    def plain_payload(self, limit_bytes: int) -> Bytes:
+    def codec(self) -> Codec | None:
+        """What the payload is compressed with; None for a plain one."""
         codec = CODECS.get(self.flags & COMPRESSION_FLAGS)
-        if codec is None:
-            return self.payload
         if codec is Codec.GZIP and self.payload[:2] != _GZIP_MAGIC:
             raise BrokerError(Fault.INVALID_REQUEST, "gzip: invalid header")
-        try:
-            return decompress(codec, self.payload, limit_bytes)
-        except BatchError as error:
-            raise BrokerError(Fault.INVALID_REQUEST, str(error)) from None
+        return codec
 
 
 class ProduceRun:
@@ -124,13 +119,6 @@ class ProduceRun:
             return [-1] * len(sizes), sizes
         return [-1 if key is None else len(key) for key in self.keys], sizes
 
-    def own(self) -> None:
-        """Borrow nothing any more."""
-        self.borrows = False
-        self.values = [bytes(value) for value in self.values]
-        if self.keys is not None:
-            self.keys = [None if key is None else bytes(key) for key in self.keys]
-
 
 def produce_at(data: Bytes, at: int, stop: int) -> tuple[str, int, Bytes, Bytes | None, int, int] | None:
     """The PRODUCE frame between `at` and `stop`: topic, partition field, value, key, and where key and value begin; None
@@ -155,7 +143,9 @@ def produce_at(data: Bytes, at: int, stop: int) -> tuple[str, int, Bytes, Bytes 
     return topic, _I32.unpack_from(data, tail_at)[0], data[value_at:tail_at], key, key_at, value_at
 
 
-def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tuple[ProduceRun | None, int]:
+def cut_run(
+    data: bytes, at: int, stop: int, end: int, limit_bytes: int, count_max: int
+) -> tuple[ProduceRun | None, int]:
     """The run that the PRODUCE frame from `at` to `stop` begins, and where it ends; None when that frame is unsound."""
     first = produce_at(data, at, stop)
     if first is None:
@@ -177,7 +167,7 @@ def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tupl
         head = data[at:key_at] if key is not None else data[at:value_at]
         between = data[value_at - 4 : value_at]
         at = stop
-        last = end - size
+        last = min(end - size, at + (count_max - len(values) - 1) * size)
         if not after_tail:
             pass
         elif key is None and keys is None:
@@ -191,7 +181,12 @@ def cut_run(data: bytes, at: int, stop: int, end: int, limit_bytes: int) -> tupl
                 add(data[at + value_skip : at + tail_skip])
                 at += size
         # a frame of another size
-        if end - at < HEADER_BYTES or not starts(lead, at) or not starts(named, at + HEADER_BYTES):
+        if (
+            len(values) >= count_max
+            or end - at < HEADER_BYTES
+            or not starts(lead, at)
+            or not starts(named, at + HEADER_BYTES)
+        ):
             break
         length = number(data, at + 4)[0]
         stop = at + HEADER_BYTES + length

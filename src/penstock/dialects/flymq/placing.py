@@ -7,7 +7,7 @@ order of the run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, groupby
 from typing import Any, NamedTuple
@@ -15,16 +15,24 @@ from typing import Any, NamedTuple
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import Bytes, NewTopic, RunAppended, TopicResult
 from penstock.dialects.flymq.turns import follow
-from penstock.model.errors import BrokerError, Fault
+from penstock.model.errors import NO_FAULT, BrokerError, Fault
 from penstock.model.ids import topic_name
 from penstock.model.listeners import ListenerSettings
 from penstock.model.pending import Pending, gather, when
+from penstock.model.slices import Work, all_of, at_once
 from penstock.records.builder import NewRecord
 from penstock.records.record import Headers
 
 TIMESTAMP_CHANGES_MAX = 8
 """A run whose timestamp changes more often than at every eighth record becomes one batch record by record: slower to make
 than a bare run, but not many small batches."""
+PLACED_AT_ONCE = 1_000
+"""Records that are placed in one go; more of them are placed in slices, each of which has its own batches."""
+SPREAD_AT_ONCE = 32
+"""Partitions that records are spread over in one go."""
+HASHED_AT_ONCE = 8 * 1024
+"""Bytes of a key: about a millisecond."""
+_FNV_START = 0x811C9DC5
 NEEDS_KEY = "a record of a compacted topic needs a key"
 
 
@@ -92,7 +100,7 @@ class Placing:
         def created(results: list[TopicResult]) -> None:
             result = results[0]
             # Somebody else may have made it meanwhile.
-            if result.fault not in (Fault.NONE, Fault.TOPIC_EXISTS):
+            if result.fault not in (NO_FAULT, Fault.TOPIC_EXISTS):
                 raise BrokerError(result.fault, result.text or "")
 
         created_later: Pending[Any] = follow(made, created)
@@ -116,9 +124,55 @@ class Placing:
     def place(self, topic: str, asked: int, records: Columns) -> Outcome | Pending[Outcome]:
         """Append to partition `asked`; to chosen ones when it is negative. The topic is there."""
         count = self.partitions(topic)
+        if is_long(records, asked, count):
+            return self._engine.in_slices(self.place_in_slices(topic, asked, records), borrows=True)  # type: ignore[no-any-return]
         if asked >= 0 or count <= 1:
             return self._place_in(topic, max(asked, 0), records)
         return self._spread(topic, self.choose(topic, records, count), records)
+
+    def place_in_slices(self, topic: str, asked: int, records: Columns) -> Work[Outcome]:
+        """As `place`, for many records. They are appended some at a time."""
+        count = self.partitions(topic)
+        places: dict[int, list[int]] = {}
+        if asked >= 0 or count <= 1:
+            places[max(asked, 0)] = list(range(len(records.values)))
+        else:
+            chosen = yield from self._choose_in_slices(topic, records, count)
+            for at, partition in enumerate(chosen):
+                places.setdefault(partition, []).append(at)
+        pieces: list[list[int]] = []
+        outcomes: list[Any] = []
+        for partition, rows in places.items():
+            for piece in _pieces(rows, records.headers):
+                pieces.append(piece)
+                outcomes.append(self._place_in(topic, partition, _picked(records, piece)))
+                yield None
+        results = yield from all_of(outcomes)
+        placed = [Placed(Fault.UNKNOWN)] * len(records.values)
+        for piece, outcome in zip(pieces, results, strict=True):
+            for at, row in zip(piece, each(outcome, len(piece)), strict=True):
+                placed[at] = row
+            yield None
+        return placed
+
+    def choose(self, topic: str, records: Columns, count: int) -> list[int]:
+        """A partition for each record."""
+        return at_once(self._choose_in_slices(topic, records, count))
+
+    def _choose_in_slices(self, topic: str, records: Columns, count: int) -> Work[list[int]]:
+        turn = self._turns.get(topic, 0)
+        chosen = []
+        for key in records.keys or [None] * len(records.values):
+            if key:
+                hashed = fnv1a(bytes(key)) if len(key) <= HASHED_AT_ONCE else (yield from _fnv1a_in_slices(bytes(key)))
+                chosen.append(hashed % count)
+            else:
+                chosen.append(turn % count)
+                turn += 1
+            if len(chosen) % PLACED_AT_ONCE == 0:
+                yield None
+        self._turns[topic] = turn
+        return chosen
 
     def refusal(self, topic: str, records: Columns) -> BrokerError | None:
         """What the topic's rules have against any of the records. They hold for all partitions, so a request that is asked
@@ -131,19 +185,6 @@ class Placing:
             return BrokerError(Fault.INVALID_RECORD, NEEDS_KEY)
         stamps = [timestamp for timestamp in _each_of(timestamps) if timestamp > 0]
         return found.timestamp_refusal(min(stamps), max(stamps), self._engine.now_ms()) if stamps else None
-
-    def choose(self, topic: str, records: Columns, count: int) -> list[int]:
-        """A partition for each record."""
-        turn = self._turns.get(topic, 0)
-        chosen = []
-        for key in records.keys or [None] * len(records.values):
-            if key:
-                chosen.append(fnv1a(bytes(key)) % count)
-            else:
-                chosen.append(turn % count)
-                turn += 1
-        self._turns[topic] = turn
-        return chosen
 
     def _place_in(self, topic: str, partition: int, records: Columns) -> Outcome | Pending[Outcome]:
         found = self._engine.partition(topic, partition)
@@ -247,9 +288,9 @@ def outcome_of(written: RunAppended | Outcome, partition: int, count: int) -> Ou
 
 def _told(partition: int, size: int, appended: RunAppended) -> Outcome:
     fault, base_offset, count, text = appended
-    if fault is Fault.NONE:
+    if fault is NO_FAULT:
         return Contiguous(partition, base_offset)
-    placed = [Placed(Fault.NONE, partition, base_offset + at) for at in range(count)]
+    placed = [Placed(NO_FAULT, partition, base_offset + at) for at in range(count)]
     return placed + [Placed(fault, partition, -1, text or fault.value)] * (size - count)
 
 
@@ -271,7 +312,7 @@ def _joined(outcomes: list[Outcome], counts: list[int]) -> Outcome:
 def each(outcome: Outcome, count: int) -> list[Placed]:
     if isinstance(outcome, Contiguous):
         partition, base_offset = outcome
-        return [Placed(Fault.NONE, partition, base_offset + at) for at in range(count)]
+        return [Placed(NO_FAULT, partition, base_offset + at) for at in range(count)]
     return outcome
 
 
@@ -289,10 +330,51 @@ def _picked(records: Columns, rows: Sequence[int]) -> Columns:
     )
 
 
+def _pieces(rows: list[int], headers: Sequence[Headers] | None) -> Iterator[list[int]]:
+    """The rows of one partition, as many at a time as are placed in one go. A header counts like a record."""
+    if headers is None or not any(headers):
+        for start in range(0, len(rows), PLACED_AT_ONCE):
+            yield rows[start : start + PLACED_AT_ONCE]
+        return
+    piece: list[int] = []
+    left = PLACED_AT_ONCE
+    for at in rows:
+        piece.append(at)
+        left -= 1 + len(headers[at])
+        if left <= 0:
+            yield piece
+            piece, left = [], PLACED_AT_ONCE
+    if piece:
+        yield piece
+
+
+def is_long(records: Columns, asked: int, partitions: int) -> bool:
+    """Whether placing the records takes long: there are many, they go to many partitions, or a key is long."""
+    count = len(records.values)
+    if count > PLACED_AT_ONCE:
+        return True
+    if asked >= 0 or partitions <= 1:
+        return False
+    if count > SPREAD_AT_ONCE and partitions > SPREAD_AT_ONCE:
+        return True
+    return records.keys is not None and any(key and len(key) > HASHED_AT_ONCE for key in records.keys)
+
+
 @lru_cache(maxsize=16_384)
 def fnv1a(key: bytes) -> int:
     """FNV-1a, 32 bits: how FlyMQ's clients and servers spread keys."""
-    value = 0x811C9DC5
+    return _fnv1a(key, _FNV_START)
+
+
+def _fnv1a(key: bytes, value: int) -> int:
     for byte in key:
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return value
+
+
+def _fnv1a_in_slices(key: bytes) -> Work[int]:
+    value = _FNV_START
+    for start in range(0, len(key), HASHED_AT_ONCE):
+        value = _fnv1a(key[start : start + HASHED_AT_ONCE], value)
+        yield None
     return value

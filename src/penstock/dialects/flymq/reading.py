@@ -10,14 +10,17 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.engine import Isolation, OffsetFound, Read, RecordsRead
+from penstock.broker.long_runs import READ_AT_ONCE, read_on
 from penstock.coordination.group_commands import FetchOffsets, FetchResult
-from penstock.dialects.flymq.batches import batch_of_one, batches_of, large_batches, too_large
+from penstock.dialects.flymq.batches import batch_of_one, batches_in_slices, batches_of, large_batches, too_large
 from penstock.dialects.flymq.errors import check_group, checked
-from penstock.dialects.flymq.filters import filter_of
+from penstock.dialects.flymq.filters import Filter, filter_of
 from penstock.dialects.flymq.turns import follow
 from penstock.dialects.flymq.wire import I64, INT64_MAX, U32, U64, InParts, Payload, Reader, raw
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.pending import Pending
+from penstock.model.slices import Work
+from penstock.records.record import Record
 
 if TYPE_CHECKING:
     from penstock.broker.partition import Partition
@@ -31,8 +34,13 @@ FETCHED_RECORDS_MAX = 1_000
 API_FETCHED_RECORDS_MAX = 10_000
 WAIT_MS_MAX = 300_000
 """The original's read deadline: no client waits longer for an answer."""
+TRIED_BYTES_AT_ONCE = 128 * 1024
+TRIED_BYTES_MIN = 1_024
+"""Of keys and values that a filter is tried on between two pauses, and what each record counts for besides them."""
 _ROW_BYTES = 16
 """Of a record in the answer to a FETCH, beside key and value."""
+_JOINED_BYTES_MAX = 256 * 1024
+"""An answer with a larger value leaves in parts."""
 _ROWS_LEAD = struct.Struct(">IQ")
 _PLACE = struct.Struct(">iQ")
 _API_FETCH = struct.Struct(">iqiii")
@@ -92,37 +100,73 @@ def fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
     service.check_partition(topic, partition)
     wants = filter_of(text) if text else None
     wanted = FETCHED_RECORDS if wanted <= 0 else min(wanted, FETCHED_RECORDS_MAX)
-    room = service.frame_bytes_max - _ROWS_LEAD.size - _ROW_BYTES * wanted
-    scanned = wanted if wants is None else FETCHED_RECORDS_MAX
-    bytes_max = room if wants is None else min(room, wants.bytes_max)
+    bytes_max = max(1, service.frame_bytes_max - _ROWS_LEAD.size - _ROW_BYTES * wanted)
+    if wants is not None:
+        return _fetch_filtered(service, topic, partition, asked, wanted, wants, bytes_max)
 
     def look(offset: int) -> Any:
-        return follow(service.engine.read_records(topic, partition, offset, scanned, max(bytes_max, 1)), found)
+        return follow(service.engine.read_records(topic, partition, offset, wanted, bytes_max), found)
 
     def found(read: RecordsRead) -> Any:
         if read.fault is Fault.OFFSET_OUT_OF_RANGE:
             # Below the log start the records are gone; past the end there are none yet.
-            return look(read.log_start_offset) if offset < read.log_start_offset else _rows([], asked)
+            return look(read.log_start_offset) if offset < read.log_start_offset else _rows([], 0, asked)
         checked(read.fault, read.text)
         next_offset = max(read.next_offset, offset)
         rows: list[bytes] = []
         for record in read.records:
-            if wants is not None and not wants.fits(record):
-                continue
-            if len(rows) == wanted:
-                next_offset = record.offset
-                break
-            row = b"".join((U64.pack(record.offset), raw(record.key or b""), raw(record.value or b"")))
-            if _ROWS_LEAD.size + len(row) > service.frame_bytes_max:
-                raise too_large(record.offset, _ROWS_LEAD.size + len(row), service.frame_bytes_max)
-            rows.append(row)
-        return _rows(rows, next_offset)
+            rows += _row(record, service.frame_bytes_max)
+        return _rows(rows, len(read.records), next_offset)
 
     return look(offset)
 
 
-def _rows(rows: list[bytes], next_offset: int) -> bytes:
-    return b"".join((_ROWS_LEAD.pack(len(rows), next_offset), *rows))
+def _fetch_filtered(
+    service: FlyMQService, topic: str, partition: int, asked: int, wanted: int, wants: Filter, room: int
+) -> Work[Payload]:
+    offset = min(asked, INT64_MAX)
+    bytes_max = min(room, wants.bytes_max)
+    while True:
+        look = service.engine.read_records(topic, partition, offset, FETCHED_RECORDS_MAX, bytes_max)
+        read: RecordsRead = (yield look) if isinstance(look, Pending) else look
+        if read.fault is not Fault.OFFSET_OUT_OF_RANGE:
+            break
+        if offset >= read.log_start_offset:
+            return _rows([], 0, asked)
+        offset = read.log_start_offset
+    checked(read.fault, read.text)
+    next_offset = max(read.next_offset, offset)
+    rows: list[bytes] = []
+    count = tried = 0
+    for record in read.records:
+        tried += TRIED_BYTES_MIN + len(record.key or b"") + len(record.value or b"")
+        if tried > TRIED_BYTES_AT_ONCE:
+            tried = 0
+            yield None
+        if not wants.fits(record):
+            continue
+        if count == wanted:
+            next_offset = record.offset
+            break
+        rows += _row(record, service.frame_bytes_max)
+        count += 1
+    return _rows(rows, count, next_offset)
+
+
+def _row(record: Record, frame_bytes_max: int) -> tuple[bytes, bytes]:
+    """The parts of a record in the answer to a FETCH."""
+    value = record.value or b""
+    lead = b"".join((U64.pack(record.offset), raw(record.key or b""), U32.pack(len(value))))
+    size = _ROWS_LEAD.size + len(lead) + len(value)
+    if size > frame_bytes_max:
+        raise too_large(record.offset, size, frame_bytes_max)
+    return lead, value
+
+
+def _rows(rows: list[bytes], count: int, next_offset: int) -> Payload:
+    """The answer to a FETCH; large values are not copied into it."""
+    chunks = [_ROWS_LEAD.pack(count, next_offset), *rows]
+    return b"".join(chunks) if max(map(len, chunks)) <= _JOINED_BYTES_MAX else InParts([*chunks])
 
 
 def subscribe(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
@@ -181,17 +225,25 @@ def api_fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> A
     lead_bytes = session.head_bytes + _FETCHED.size
     frame_bytes_max = service.frame_bytes_max
     bytes_max = max(1, min(bytes_max, frame_bytes_max - lead_bytes))
-    if bytes_min <= 0 or wait_ms <= 0:
-        read = engine.read_records(topic, partition, offset, API_FETCHED_RECORDS_MAX, bytes_max, large=True)
-        if isinstance(read, RecordsRead):
+    waits = bytes_min > 0 and wait_ms > 0
+    if not waits:
+        read = engine.read_records(topic, partition, offset, READ_AT_ONCE, bytes_max, large=True)
+        if type(read) is RecordsRead and len(read.records) < READ_AT_ONCE:
             return _fetched(read, there, bytes_max, frame_bytes_max, lead_bytes)
-        return follow(read, lambda read: _fetched(read, there, bytes_max, frame_bytes_max, lead_bytes))
+
+    def found(read: RecordsRead) -> Any:
+        if len(read.records) < READ_AT_ONCE:
+            return _fetched(read, there, bytes_max, frame_bytes_max, lead_bytes)
+        reading = read_on(engine, topic, partition, read, API_FETCHED_RECORDS_MAX, bytes_max)
+        return engine.in_slices(_fetched_many(reading, there, bytes_max, frame_bytes_max, lead_bytes), drop=True)
+
+    if not waits:
+        return follow(read, found)
     reads = [Read(topic, partition, offset, bytes_max)]
     waited = engine.read(reads, bytes_max, bytes_min, min(wait_ms, WAIT_MS_MAX), Isolation.READ_COMMITTED)
 
     def look(_: Any) -> Any:
-        read = engine.read_records(topic, partition, offset, API_FETCHED_RECORDS_MAX, bytes_max, large=True)
-        return follow(read, lambda read: _fetched(read, there, bytes_max, frame_bytes_max, lead_bytes))
+        return follow(engine.read_records(topic, partition, offset, READ_AT_ONCE, bytes_max, large=True), found)
 
     return follow(waited, look)
 
@@ -205,6 +257,18 @@ def _fetched(read: RecordsRead, there: Partition, bytes_max: int, frame_bytes_ma
     if len(records) == 1:
         return _FETCHED.pack(there.high_watermark, 1) + batch_of_one(records[0], frame_bytes_max, lead_bytes)
     batches, _ = batches_of(records, bytes_max, frame_bytes_max, lead_bytes)
+    return b"".join((_FETCHED.pack(there.high_watermark, len(batches)), *batches))
+
+
+def _fetched_many(
+    reading: Work[RecordsRead], there: Partition, bytes_max: int, frame_bytes_max: int, lead_bytes: int
+) -> Work[Payload | BrokerError]:
+    """As `_fetched`, for many records, all of which are in memory."""
+    try:
+        records = (yield from reading).records
+        batches, _ = yield from batches_in_slices(records, bytes_max, frame_bytes_max, lead_bytes)
+    except BrokerError as error:
+        return error
     return b"".join((_FETCHED.pack(there.high_watermark, len(batches)), *batches))
 
 

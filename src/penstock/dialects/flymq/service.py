@@ -17,7 +17,7 @@ from penstock.dialects.flymq.api_frames import ApiKey
 from penstock.dialects.flymq.opcode_frames import Opcode
 from penstock.dialects.flymq.placing import Placing
 from penstock.dialects.flymq.transactions import FlyMQTransactions
-from penstock.dialects.flymq.wire import Reader
+from penstock.dialects.flymq.wire import U32, Reader, string
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.listeners import ListenerSettings
 
@@ -29,6 +29,11 @@ Handler = Callable[["FlyMQService", "FlyMQSession", Reader], Any]
 
 def _security_is_off(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
     raise BrokerError(Fault.SECURITY_DISABLED)
+
+
+def _whoami(service: FlyMQService, session: FlyMQSession, reader: Reader) -> bytes:
+    """Not logged in, no name, no roles, no error: what the original answers to a connection without AUTH."""
+    return b"\x00" + string("") + U32.pack(0) + string("")
 
 
 OPCODES: Mapping[int, Handler] = {
@@ -54,7 +59,7 @@ OPCODES: Mapping[int, Handler] = {
     Opcode.GET_LAG: offsets.get_lag,
     Opcode.DELETE_GROUP: offsets.delete_group,
     Opcode.AUTH: _security_is_off,
-    Opcode.WHOAMI: _security_is_off,
+    Opcode.WHOAMI: _whoami,
 }
 """PRODUCE is the session's own."""
 

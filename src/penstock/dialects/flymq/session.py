@@ -11,11 +11,12 @@ those hold up what is behind them. Everything else is performed as it comes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import GeneratorType
 from typing import Any
 
-from penstock.dialects.flymq import api_frames, opcode_frames
+from penstock.dialects.flymq import api_frames, large, opcode_frames
 from penstock.dialects.flymq.api_frames import LENGTH_BYTES, VERSIONS, ApiCall, ApiKey, BatchRun, Start, call_at
-from penstock.dialects.flymq.batches import Message, read_batch
+from penstock.dialects.flymq.batches import Message, messages_of, open_batch, read_batch, unpacked_messages
 from penstock.dialects.flymq.opcode_frames import (
     COMPRESSION_FLAGS,
     HEADER_BYTES,
@@ -25,17 +26,21 @@ from penstock.dialects.flymq.opcode_frames import (
     OpcodeCall,
     record_metadata,
 )
-from penstock.dialects.flymq.placing import Columns, Outcome, each
+from penstock.dialects.flymq.packed import when_unpacked
+from penstock.dialects.flymq.placing import Columns, Outcome, Placing, each
 from penstock.dialects.flymq.service import API_KEYS, HOLDING, OPCODES, FlyMQService
 from penstock.dialects.flymq.turns import follow
 from penstock.dialects.flymq.wire import U32, InParts, Reader
 from penstock.model.chunks import Chunk
-from penstock.model.errors import BrokerError, Fault
-from penstock.model.fed import Fed
+from penstock.model.errors import NO_FAULT, BrokerError, Fault
+from penstock.model.fed import CUT_AT_ONCE, REQUEST_COST, Fed
 from penstock.model.limits import SCRATCH_BYTES
 from penstock.model.pending import held
+from penstock.model.slices import Failed, Work, at_once
 from penstock.records.builder import Bytes
+from penstock.records.compression import Codec
 
+_OPCODE_PRODUCE, _KEY_PRODUCE = int(Opcode.PRODUCE), int(ApiKey.PRODUCE)
 SUBSCRIPTIONS_MAX = 10_000
 """Pairs of topic and group that one connection may subscribe to."""
 CHOSEN = -1
@@ -63,6 +68,10 @@ class FlyMQSession:
         self._start: Start | None = None
         """How the last run of API-key frames began."""
 
+    @property
+    def placing(self) -> Placing:
+        return self._service.placing
+
     # ------------------------------------------------------------------------------------------------ bytes in
 
     def feed(self, view: memoryview) -> Fed:
@@ -72,6 +81,7 @@ class FlyMQSession:
         limit = self._service.frame_bytes_max
         requests: list[Any] = []
         at = 0
+        left = CUT_AT_ONCE
         while at < end:
             if data[at] == MAGIC:
                 if end - at < 2:
@@ -84,9 +94,9 @@ class FlyMQSession:
                 if length > limit:
                     return Fed(at, 0, requests, f"a payload of {length} bytes; {limit} are allowed")
                 stop = at + HEADER_BYTES + length
-                if stop > end:
+                if stop > end or left <= 0:
                     return Fed(at, stop - at, requests)
-                at = self._opcode_frame(data, at, stop, end, requests)
+                at = self._opcode_frame(data, at, stop, end, requests, left)
             else:
                 if end - at < LENGTH_BYTES:
                     break
@@ -94,18 +104,19 @@ class FlyMQSession:
                 if length > limit:
                     return Fed(at, 0, requests, f"a frame of {length} bytes; {limit} are allowed")
                 stop = at + LENGTH_BYTES + length
-                if stop > end:
+                if stop > end or left <= 0:
                     return Fed(at, stop - at, requests)
-                at = self._api_frame(data, at, stop, end, requests)
+                at = self._api_frame(data, at, stop, end, requests, left)
+            left -= REQUEST_COST + _records_in(requests[-1])
         return Fed(at, 0, requests)
 
-    def _opcode_frame(self, data: Bytes, at: int, stop: int, end: int, requests: list[Any]) -> int:
+    def _opcode_frame(self, data: Bytes, at: int, stop: int, end: int, requests: list[Any], count_max: int) -> int:
         opcode, flags = data[at + 2], data[at + 3]
-        if opcode == Opcode.PRODUCE and flags & COMPRESSION_FLAGS == 0:
+        if opcode == _OPCODE_PRODUCE and flags & COMPRESSION_FLAGS == 0:
             run: OpcodeRun | None = None
             after = stop
             if isinstance(data, bytes):
-                run, after = opcode_frames.cut_run(data, at, stop, end, self._service.frame_bytes_max)
+                run, after = opcode_frames.cut_run(data, at, stop, end, self._service.frame_bytes_max, count_max)
             else:
                 alone = opcode_frames.produce_at(data, at, stop)
                 if alone is not None:
@@ -117,7 +128,7 @@ class FlyMQSession:
         requests.append(OpcodeCall(opcode, flags, data[at + HEADER_BYTES : stop]))
         return stop
 
-    def _api_frame(self, data: Bytes, at: int, stop: int, end: int, requests: list[Any]) -> int:
+    def _api_frame(self, data: Bytes, at: int, stop: int, end: int, requests: list[Any], count_max: int) -> int:
         start = at + LENGTH_BYTES
         if (
             isinstance(data, bytes)
@@ -125,7 +136,8 @@ class FlyMQSession:
             and data.startswith(_PRODUCE_KEY, start)
             and data.startswith(_PRODUCE_VERSIONS, start + 2)
         ):
-            run, after = api_frames.cut_run(data, at, stop, end, self._service.frame_bytes_max, self._start)
+            limit = self._service.frame_bytes_max
+            run, after = api_frames.cut_run(data, at, stop, end, limit, count_max, self._start)
             if run is not None:
                 self._start = run.start
                 requests.append(run)
@@ -153,7 +165,6 @@ class FlyMQSession:
     def _run(self, run: OpcodeRun) -> Any:
         if self._service.placing.partitions(run.topic):
             return self._write(run)
-        run.own()
         return self._when_there(run.topic, lambda: self._write(run))
 
     def _write(self, run: OpcodeRun) -> Any:
@@ -182,14 +193,14 @@ class FlyMQSession:
             run.partition = max(asked, 0)
             return placing.write(topic, run.partition, run.values, run.keys, timestamps)
         records = Columns(run.values, run.keys, timestamps)
-        return self._place(topic, asked, lambda: placing.place(topic, asked, records))
+        return self.place(topic, asked, lambda: placing.place(topic, asked, records))
 
     def _place_any(self, topic: str, asked: int, records: Columns) -> Any:
         """The partition field of PRODUCE holds when there is such a partition; the original never looks at it."""
         placing = self._service.placing
         return placing.place(topic, asked if 0 <= asked < placing.partitions(topic) else -1, records)
 
-    def _place(self, topic: str, asked: int, place: Callable[[], Any]) -> Any:
+    def place(self, topic: str, asked: int, place: Callable[[], Any]) -> Any:
         is_there = self._service.placing.partitions(topic) > 0
         if asked < CHOSEN or (not is_there and asked >= max(1, self._service.settings.partitions)):
             raise BrokerError(Fault.UNKNOWN_TOPIC_OR_PARTITION)
@@ -200,22 +211,47 @@ class FlyMQSession:
         placing = self._service.placing
         if placing.partitions(topic):
             return place()
-        return held(follow(placing.create(topic), lambda _: place()))
+        return held(follow(placing.create(topic), lambda _: place()), borrows=True)
 
     def _opcode(self, call: OpcodeCall) -> Any:
         service = self._service
         handler = OPCODES.get(call.opcode)
-        if handler is None and call.opcode != Opcode.PRODUCE:
+        if handler is None and call.opcode != _OPCODE_PRODUCE:
             raise BrokerError(Fault.INVALID_REQUEST, f"unknown opcode: {call.opcode}")
-        reader = Reader(call.plain_payload(service.frame_bytes_max))
+        if handler is not None and not call.flags & COMPRESSION_FLAGS:
+            result = handler(service, self, Reader(call.payload))
+            if type(result) is GeneratorType:
+                result = self._in_slices(result, call.payload)
+            return held(result) if call.opcode in HOLDING else result
+        codec = call.codec()
+        if codec is None:
+            return self._opcode_read(call, Reader(call.payload))
+        limit = service.frame_bytes_max
+        return when_unpacked(
+            service.engine,
+            codec,
+            call.payload,
+            limit,
+            Fault.INVALID_REQUEST,
+            lambda data: self._opcode_read(call, Reader(data)),
+        )
+
+    def _opcode_read(self, call: OpcodeCall, reader: Reader) -> Any:
+        handler = OPCODES.get(call.opcode)
         if handler is None:
             return self._produce(call, reader)
-        result = handler(service, self, reader)
+        result = self._in_slices(handler(self._service, self, reader), call.payload)
         return held(result) if call.opcode in HOLDING else result
+
+    def _in_slices(self, result: Any, payload: Bytes = b"") -> Any:
+        """What a handler gives, now or later: some are work that may take long, and reads the payload meanwhile."""
+        if type(result) is not GeneratorType:
+            return result
+        return self._service.engine.in_slices(_told(result), borrows=type(payload) is not bytes)
 
     def _produce(self, call: OpcodeCall, reader: Reader) -> Any:
         """A PRODUCE that came compressed; unsound ones end here too."""
-        topic, key, value, asked = reader.string(), reader.raw(), reader.raw(), reader.i32()
+        topic, key, value, asked = reader.string(), reader.raw(), reader.raw_in_place(), reader.i32()
         now_ms = 0
 
         def place() -> Any:
@@ -225,27 +261,41 @@ class FlyMQSession:
 
         def answered(outcome: Outcome) -> bytes:
             row = each(outcome, 1)[0]
-            if row.fault is not Fault.NONE:
+            if row.fault is not NO_FAULT:
                 raise BrokerError(row.fault, row.text)
             return record_metadata(topic, row.partition, row.offset, now_ms, key, value)
 
         return follow(self._when_there(topic, place), answered)
 
     def _api(self, call: ApiCall) -> Any:
-        if call.fault is not Fault.NONE:
+        if call.fault is not NO_FAULT:
             raise BrokerError(call.fault)
-        if call.key == ApiKey.PRODUCE:
+        if call.key == _KEY_PRODUCE:
             return self._api_produce(call)
         handler = API_KEYS.get(call.key)
         if handler is None:
             raise BrokerError(Fault.UNSUPPORTED_VERSION, f"API key {call.key} is not known")
         self.head_bytes = api_frames.head_bytes(call.version)
-        return handler(self._service, self, Reader(call.payload))
+        return self._in_slices(handler(self._service, self, Reader(call.payload)), call.payload)
 
     def _api_produce(self, call: ApiCall) -> Any:
         reader = Reader(call.payload)
         topic, asked = reader.string(), reader.i32()
-        messages = read_batch(reader, self._service.frame_bytes_max)
+        codec, packed = open_batch(reader)
+        if codec is Codec.NONE and len(packed) > large.LARGE_BYTES:
+            return self._in_slices(large.produce(self, topic, asked, packed))
+        if codec is Codec.NONE:
+            return self._produce_messages(topic, asked, messages_of(packed))
+        return when_unpacked(
+            self._service.engine,
+            codec,
+            packed,
+            self._service.frame_bytes_max,
+            Fault.CORRUPT_MESSAGE,
+            lambda data: self._produce_messages(topic, asked, unpacked_messages(data)),
+        )
+
+    def _produce_messages(self, topic: str, asked: int, messages: list[Message]) -> Any:
         placing = self._service.placing
 
         def place() -> Any:
@@ -258,13 +308,15 @@ class FlyMQSession:
         def answered(outcome: Outcome) -> bytes:
             placed = each(outcome, len(messages))
             for row in placed:
-                if row.fault is not Fault.NONE:
+                if row.fault is not NO_FAULT:
                     raise BrokerError(row.fault, row.text)
             return api_frames.places(placed)
 
-        return follow(self._place(topic, asked, place), answered)
+        return follow(self.place(topic, asked, place), answered)
 
     def _batches(self, run: BatchRun) -> Any:
+        if sum(map(len, run.batches)) > large.LARGE_BYTES:
+            return self._in_slices(large.produce_batches(self, run))
         batches: list[list[Message] | BrokerError] = []
         for batch in run.batches:
             try:
@@ -273,7 +325,7 @@ class FlyMQSession:
                 batches.append(error)
         if all(isinstance(batch, BrokerError) for batch in batches):
             return self._place_batches(run, batches)
-        return self._place(run.topic, run.asked, lambda: self._place_batches(run, batches))
+        return self.place(run.topic, run.asked, lambda: self._place_batches(run, batches))
 
     def _place_batches(self, run: BatchRun, batches: list[list[Message] | BrokerError]) -> Any:
         placing = self._service.placing
@@ -290,6 +342,8 @@ class FlyMQSession:
     # ------------------------------------------------------------------------------------------------ bytes out
 
     def answer(self, request: Request, result: Any) -> list[Chunk]:
+        if type(result) is Failed:
+            raise result.error
         if type(request) is OpcodeRun:
             if isinstance(result, BrokerError):
                 return [opcode_frames.error(result.text) * request.count]
@@ -303,7 +357,7 @@ class FlyMQSession:
             if isinstance(result, BrokerError):
                 refused = api_frames.error(ApiKey.PRODUCE, request.version, request.stream, result.fault, result.text)
                 return [refused * len(request.batches)]
-            return [api_frames.answer_batches(request, result)]
+            return [result if type(result) is bytes else at_once(api_frames.answer_batches(request, result))]
         if type(request) is OpcodeCall:
             if isinstance(result, BrokerError):
                 return [opcode_frames.error(result.text)]
@@ -331,6 +385,21 @@ class FlyMQSession:
         for pair in self._subscriptions:
             self._service.unsubscribe(pair, self)
         self._subscriptions.clear()
+
+
+def _records_in(request: Request) -> int:
+    """What a run counts for, beside being a request."""
+    if type(request) is OpcodeRun:
+        return request.count
+    return len(request.values) if type(request) is ApiRun else 0
+
+
+def _told(work: Work[Any]) -> Work[Any]:
+    """The same, with a BrokerError as its result instead of raising it."""
+    try:
+        return (yield from work)
+    except BrokerError as error:
+        return error
 
 
 def _columns_of_all(batches: list[list[Message] | BrokerError]) -> Columns:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.engine import NewTopic, TopicInfo, TopicResult
+from penstock.broker.engine import NewTopic, PartitionInfo, TopicInfo, TopicResult
 from penstock.dialects.flymq.reading import end_of, start_of
 from penstock.dialects.flymq.turns import follow
-from penstock.dialects.flymq.wire import I16, I32, TRUE, U64, Reader, array, ints, string
+from penstock.dialects.flymq.wire import I16, I32, TRUE, U64, Reader, Rows, array, ints, string
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.fault_tables import KAFKA_CODES as CODES
 from penstock.model.ids import topic_name
-from penstock.model.pending import gather
+from penstock.model.pending import Pending
+from penstock.model.slices import Work
 
 if TYPE_CHECKING:
     from penstock.dialects.flymq.service import FlyMQService
     from penstock.dialects.flymq.session import FlyMQSession
 
 HIDDEN_PREFIX = "__"
+ROWS_AT_ONCE = 100
+"""Topics or partitions that are described between two pauses."""
 STANDALONE = "standalone"
 """What a FlyMQ server that is alone calls its cluster."""
 
@@ -49,47 +53,74 @@ def _done(results: list[TopicResult], harmless: Fault) -> bytes:
     return TRUE
 
 
-def list_topics(service: FlyMQService, session: FlyMQSession, reader: Reader) -> bytes:
-    return array([string(info.name) for info in _shown(service)])
+def list_topics(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Work[bytes]:
+    rows = Rows(service.frame_bytes_max)
+    for info in _shown(service):
+        rows.add(string(info.name))
+        if len(rows) % ROWS_AT_ONCE == 0:
+            yield None
+    return rows.array()
 
 
-def metadata(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
+def metadata(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Work[bytes]:
     name = reader.string()
-    info = _known(service, name)
-    numbers = [at for at, _, _ in info.partitions]
-    starts = [start_of(service, name, at) for at in numbers]
+    count = len(_known(service, name).partitions)
+    node_id = service.engine.identity.node_id
+    starts: list[int] = []
+    asked: list[Any] = []
+    for at in range(count):
+        starts.append(start_of(service, name, at))
+        asked.append(end_of(service, name, at))
+        if at % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+            yield None
+    rows = []
+    for at, end in enumerate(asked):
+        if isinstance(end, Pending):
+            end = yield end
+        if isinstance(end, BrokerError):
+            raise end
+        rows.append(I32.pack(at) + I32.pack(node_id) + U64.pack(starts[at]) + U64.pack(end))
+        if at % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+            yield None
+    return string(name) + array(rows)
 
-    def described(ends: list[int | BrokerError]) -> bytes:
-        rows = []
-        for at, start, end in zip(numbers, starts, ends, strict=True):
-            if isinstance(end, BrokerError):
-                raise end
-            rows.append(I32.pack(at) + I32.pack(service.engine.identity.node_id) + U64.pack(start) + U64.pack(end))
-        return string(name) + array(rows)
 
-    return follow(gather([end_of(service, name, at) for at in numbers]), described)
-
-
-def cluster_metadata(service: FlyMQService, session: FlyMQSession, reader: Reader) -> bytes:
+def cluster_metadata(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Work[bytes]:
     name = reader.string() if reader.left else ""
     topics = [_known(service, name)] if name else _shown(service)
     node = string(str(service.engine.identity.node_id))
     led = node + string(service.address)
     held = array([node])
-    rows = []
+
+    def row(partition: PartitionInfo) -> bytes:
+        at, online, epoch = partition
+        state = string("online" if online else "offline")
+        return b"".join((I32.pack(at), led, U64.pack(max(epoch, 0)), state, held, held))
+
+    rows = Rows(service.frame_bytes_max)
     for info in topics:
-        partitions = [
-            b"".join(
-                (I32.pack(at), led, U64.pack(max(epoch, 0)), string("online" if online else "offline"), held, held)
-            )
-            for at, online, epoch in info.partitions
-        ]
-        rows.append(string(info.name) + array(partitions))
-    return string(STANDALONE) + array(rows)
+        rows.add(string(info.name) + (yield from _partition_rows(info, row)))
+        if len(rows) % ROWS_AT_ONCE == 0:
+            yield None
+    return string(STANDALONE) + rows.array()
 
 
-def _shown(service: FlyMQService) -> list[TopicInfo]:
-    return [info for info in service.engine.topics() if not info.name.startswith(HIDDEN_PREFIX)]
+def _partition_rows(info: TopicInfo, row: Callable[[PartitionInfo], bytes]) -> Work[bytes]:
+    count = len(info.partitions)
+    if count <= ROWS_AT_ONCE:
+        return array(list(map(row, info.partitions)))
+    rows: list[bytes] = []
+    for start in range(0, count, ROWS_AT_ONCE):
+        rows += map(row, info.partitions[start : start + ROWS_AT_ONCE])
+        yield None
+    return array(rows)
+
+
+def _shown(service: FlyMQService) -> Iterator[TopicInfo]:
+    for name in service.engine.topic_names():
+        info = None if name.startswith(HIDDEN_PREFIX) else service.engine.topic(name)
+        if info is not None:
+            yield info
 
 
 def _known(service: FlyMQService, name: str) -> TopicInfo:
@@ -102,16 +133,19 @@ def _known(service: FlyMQService, name: str) -> TopicInfo:
 # ---- API-key frames -----------------------------------------------------------------------------------------------
 
 
-def api_metadata(service: FlyMQService, session: FlyMQSession, reader: Reader) -> bytes:
-    names = reader.array(reader.string, 2)
+def api_metadata(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Work[bytes]:
+    names: Sequence[str] = yield from reader.array_in_slices(reader.string, 2)
     node_id = service.engine.identity.node_id
     broker = I32.pack(node_id) + string(service.settings.advertised_host) + I32.pack(service.settings.advertised_port)
-    names = names or [info.name for info in service.engine.topics()]
-    rows = [_described(service, name, node_id) for name in names]
-    return b"".join((string(service.engine.identity.cluster_id), array([broker]), array(rows)))
+    rows = Rows(service.frame_bytes_max)
+    for name in names or service.engine.topic_names():
+        rows.add((yield from _described(service, name, node_id)))
+        if len(rows) % ROWS_AT_ONCE == 0:
+            yield None
+    return b"".join((string(service.engine.identity.cluster_id), array([broker]), rows.array()))
 
 
-def _described(service: FlyMQService, name: str, node_id: int) -> bytes:
+def _described(service: FlyMQService, name: str, node_id: int) -> Work[bytes]:
     info = service.engine.topic(name)
     if info is None:
         try:
@@ -121,8 +155,9 @@ def _described(service: FlyMQService, name: str, node_id: int) -> bytes:
             fault = error.fault
         return I16.pack(CODES[fault]) + string(name) + array([])
     held = ints([node_id])
-    partitions = [
-        b"".join((I32.pack(at), I32.pack(node_id if online else -1), I32.pack(epoch), held, held))
-        for at, online, epoch in info.partitions
-    ]
-    return I16.pack(CODES[Fault.NONE]) + string(name) + array(partitions)
+
+    def row(partition: PartitionInfo) -> bytes:
+        at, online, epoch = partition
+        return b"".join((I32.pack(at), I32.pack(node_id if online else -1), I32.pack(epoch), held, held))
+
+    return I16.pack(CODES[Fault.NONE]) + string(name) + (yield from _partition_rows(info, row))

@@ -281,10 +281,8 @@ class FlyMQTransactions:
     def _row(self, transaction: Transaction, place: tuple[str, int]) -> ProducerRow | None:
         """What the partition itself knows, for transactions from before a restart."""
         found = self._engine.partition(*place)
-        for row in () if found is None else found.producers.describe():
-            if (row.producer_id, row.producer_epoch) == transaction.identity:
-                return row
-        return None
+        row = None if found is None else found.producers.row(transaction.identity.producer_id)
+        return row if row is not None and row.producer_epoch == transaction.identity.producer_epoch else None
 
     def _check_open(self, transaction: Transaction) -> None:
         if transaction.name not in self._open:

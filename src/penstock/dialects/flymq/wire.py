@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from penstock.model.chunks import Chunk
 from penstock.model.errors import BrokerError, Fault
+from penstock.model.limits import REQUEST_ELEMENTS_MAX
+from penstock.model.slices import Work, at_once
 from penstock.records.builder import Bytes
 
 T = TypeVar("T")
@@ -24,6 +26,10 @@ I64 = struct.Struct(">q")
 
 STRING_BYTES_MAX = 0xFFFF
 INT64_MAX = 2**63 - 1
+ANSWER_LEAD_BYTES = 1_024
+"""Room for what an answer has before its rows."""
+ITEMS_AT_ONCE = 500
+"""Items of an array that are read or written between two pauses."""
 TRUE = b"\x01"
 
 TOO_SHORT = "buffer too small"
@@ -112,16 +118,64 @@ class Reader:
     def raw(self) -> bytes:
         return self._take(self._number(U32))
 
+    def raw_in_place(self) -> Bytes:
+        """As `raw`, without a copy of bytes that do not change."""
+        if not isinstance(self._data, bytes):
+            return self.raw()
+        length = self._number(U32)
+        stop = self._at + length
+        if stop > self._end:
+            raise too_short()
+        self._at = stop
+        return memoryview(self._data)[stop - length : stop]
+
     def array(self, item: Callable[[], T], item_bytes_min: int) -> list[T]:
         """A u32 count and so many items; a count that cannot fit is refused before anything is made for it."""
+        return at_once(self.array_in_slices(item, item_bytes_min))
+
+    def array_in_slices(self, item: Callable[[], T], item_bytes_min: int) -> Work[list[T]]:
+        """As `array`."""
         count = self._number(U32)
         if count * item_bytes_min > self.left:
             raise too_short()
-        return [item() for _ in range(count)]
+        if count > REQUEST_ELEMENTS_MAX:
+            raise BrokerError(
+                Fault.INVALID_REQUEST, f"an array of {count} items, at most {REQUEST_ELEMENTS_MAX} are allowed"
+            )
+        items: list[T] = []
+        while len(items) < count:
+            items += [item() for _ in range(min(ITEMS_AT_ONCE, count - len(items)))]
+            yield None
+        return items
+
+
+class Rows:
+    """Rows of an answer, no more than fit a frame."""
+
+    __slots__ = ("_left", "_rows")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left = bytes_max - ANSWER_LEAD_BYTES
+        self._rows: list[bytes] = []
+
+    def add(self, row: bytes) -> None:
+        self._left -= len(row)
+        if self._left < 0:
+            raise BrokerError(Fault.INVALID_REQUEST, "the answer does not fit a frame: ask for less at once")
+        self._rows.append(row)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def array(self) -> bytes:
+        return array(self._rows)
+
+    def first(self) -> bytes:
+        return self._rows[0]
 
 
 class InParts:
-    """A payload of which one part leaves from the log's file."""
+    """A payload of several parts: some may be large, or leave from the log's file."""
 
     __slots__ = ("chunks",)
 

@@ -39,10 +39,6 @@ class ProduceRun:
         self.keys: list[bytes] = []
         self.values: list[Bytes] = []
 
-    def own(self) -> None:
-        """Copy what is borrowed: the run is not performed before the next read."""
-        self.values = [value if type(value) is bytes else bytes(value) for value in self.values]
-
 
 class Poll(NamedTuple):
     topic: str
@@ -145,11 +141,9 @@ def _read_set_offset(line: bytes) -> Request:
 
 
 def _split(text: bytes, separator: bytes) -> list[bytes]:
-    """As Java's split: empty parts at the end do not count."""
-    parts = text.split(separator)
-    while parts and not parts[-1]:
-        parts.pop()
-    return parts
+    """As Java's split: empty parts at the end do not count. What is after the fourth part stays together: nobody asks."""
+    text = text.rstrip(separator)
+    return text.split(separator, 4) if text else []
 
 
 def _number(text: bytes, allowed: range) -> int | None:

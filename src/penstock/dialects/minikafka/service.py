@@ -6,7 +6,7 @@ behind it; offsets that are gone are passed over. Reading makes nothing: an unkn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,13 +22,18 @@ from penstock.coordination.group_commands import (
     OffsetToCommit,
 )
 from penstock.dialects.minikafka.lines import Poll, ProduceRun, SetOffset, partition_of
-from penstock.model.errors import BrokerError, Fault
+from penstock.model.errors import NO_FAULT, BrokerError, Fault
 from penstock.model.ids import GROUP_NAME_BYTES_MAX, is_group_name, topic_name
 from penstock.model.listeners import ListenerSettings
 from penstock.model.pending import Pending, gather, in_turn, when
+from penstock.model.slices import Work, all_of
 from penstock.records.record import Record
 
 ALL_PARTITIONS = -1
+APPENDED_AT_ONCE = 32
+"""Partitions that a run is spread over in one go; more of them are appended to in slices."""
+ASKED_AT_ONCE = 200
+"""Partitions whose offsets one command looks up or commits; more of them are several commands, in slices."""
 
 
 class Refusal(NamedTuple):
@@ -56,6 +61,10 @@ class Placed(NamedTuple):
     places: list[tuple[int, int]]
     """Of each request its part, and its place in that part."""
     parts: list[RunAppended]
+
+
+_Part = tuple[int, list[Bytes], list[Bytes | None]]
+"""The messages of a run for one partition: which part of the run it is, values and keys."""
 
 
 class MiniKafkaService:
@@ -90,7 +99,7 @@ class MiniKafkaService:
         append_run = self.engine.append_run
         if len(run.keys) == 1:
             return append_run(topic, partition_of(run.keys[0], partitions), run.values, run.keys, acks)
-        parts: dict[int, tuple[int, list[Bytes], list[Bytes | None]]] = {}
+        parts: dict[int, _Part] = {}
         places: list[tuple[int, int]] = []
         for key, value in zip(run.keys, run.values, strict=True):
             at = partition_of(key, partitions)
@@ -101,9 +110,22 @@ class MiniKafkaService:
             places.append((number, len(values)))
             values.append(value)
             keys.append(key)
+        if len(parts) > APPENDED_AT_ONCE:
+            appending = self._append_parts(topic, parts, places)
+            return self.engine.in_slices(appending, borrows=True)  # type: ignore[no-any-return]
         results = gather([append_run(topic, at, values, keys, acks) for at, (_, values, keys) in parts.items()])
         placed: Placed | Pending[Placed] = when(results, lambda appended: Placed(places, appended))
         return placed
+
+    def _append_parts(
+        self, topic: str, parts: Mapping[int, _Part], places: list[tuple[int, int]]
+    ) -> Work[Placed | Pending[Placed]]:
+        append_run, acks = self.engine.append_run, self.settings.acks
+        results: list[RunAppended | Pending[RunAppended]] = []
+        for at, (_, values, keys) in parts.items():
+            results.append(append_run(topic, at, values, keys, acks))
+            yield None
+        return when(gather(results), lambda appended: Placed(places, appended))
 
     def make(self, topic: str) -> Pending[Refusal | None]:
         """Make the topic as a produce makes it. Somebody else may just have done it."""
@@ -111,7 +133,7 @@ class MiniKafkaService:
 
         def made(results: list[Any]) -> Refusal | None:
             fault, text = results[0].fault, results[0].text
-            return None if fault in (Fault.NONE, Fault.TOPIC_EXISTS) else Refusal(text or fault.value)
+            return None if fault in (NO_FAULT, Fault.TOPIC_EXISTS) else Refusal(text or fault.value)
 
         return self.engine.create_topics([new], validate_only=False).map(made)
 
@@ -127,13 +149,30 @@ class MiniKafkaService:
         wanted = tuple(range(count)) if request.partition == ALL_PARTITIONS else (request.partition,)
         if not all(0 <= at < count for at in wanted) or not wanted:
             return None
+        if len(wanted) > ASKED_AT_ONCE:
+            return self.engine.in_slices(self._poll_many(request, group, wanted), drop=True)  # type: ignore[no-any-return]
+        return self._poll_some(request, group, wanted)
+
+    def _poll_many(self, request: Poll, group: str, wanted: tuple[int, ...]) -> Work[Found]:
+        for first in range(0, len(wanted), ASKED_AT_ONCE):
+            found = self._poll_some(request, group, wanted[first : first + ASKED_AT_ONCE])
+            if isinstance(found, Pending):
+                found = yield found
+            else:
+                yield None
+            if found is not None:
+                return found
+        return None
+
+    def _poll_some(self, request: Poll, group: str, wanted: tuple[int, ...]) -> Found | Pending[Found]:
+        topic = request.topic
         command = FetchOffsets(group, {topic: wanted})
         asked: Any = self.engine.once_loaded(lambda: self.engine.groups.ask(group, command))
 
         def look(result: FetchResult | Fault) -> Found | Pending[Found]:
             if isinstance(result, Fault):
                 return Refusal(result.value)
-            if result.fault is not Fault.NONE:
+            if result.fault is not NO_FAULT:
                 return Refusal(result.fault.value)
             values = result.offsets[topic]
             starts = {at: 0 if (value := values[at].value) is None else max(0, value.offset) for at in wanted}
@@ -161,7 +200,7 @@ class MiniKafkaService:
             return next_partition() if found is None else found
 
         def taken(partition: int, read: RecordsRead) -> Found:
-            if read.fault not in (Fault.NONE, Fault.OFFSET_OUT_OF_RANGE):
+            if read.fault not in (NO_FAULT, Fault.OFFSET_OUT_OF_RANGE):
                 return Refusal(f"partition {partition}: {read.text}" if read.text else read.fault.value)
             record = read.first
             if record is None or 0 <= to_offset < record.offset:
@@ -203,8 +242,23 @@ class MiniKafkaService:
         if isinstance(group, Refusal):
             return group
         count = self.partitions(request.topic) or self.settings.partitions or 1
+        if count > ASKED_AT_ONCE:
+            return self.engine.in_slices(self._set_many(request, group, count))  # type: ignore[no-any-return]
+        return self._set_some(request, group, range(count))
+
+    def _set_many(self, request: SetOffset, group: str, count: int) -> Work[Refusal | None]:
+        asked = []
+        for first in range(0, count, ASKED_AT_ONCE):
+            asked.append(self._set_some(request, group, range(first, min(count, first + ASKED_AT_ONCE))))
+            yield None
+        results = yield from all_of(asked)
+        return next((result for result in results if result is not None), None)
+
+    def _set_some(
+        self, request: SetOffset, group: str, partitions: Iterable[int]
+    ) -> Refusal | Pending[Refusal | None] | None:
         offset = max(0, request.offset)
-        return self._commit(group, [OffsetToCommit(request.topic, at, offset, -1, "") for at in range(count)])
+        return self._commit(group, [OffsetToCommit(request.topic, at, offset, -1, "") for at in partitions])
 
     def _commit(self, group: str, offsets: list[OffsetToCommit]) -> Refusal | Pending[Refusal | None] | None:
         command = CommitOffsets(group, NO_MEMBER, None, NO_GENERATION, tuple(offsets))
@@ -215,7 +269,7 @@ class MiniKafkaService:
             fault = result if isinstance(result, Fault) else result.fault
             if fault is Fault.UNKNOWN_MEMBER_ID:
                 fault = Fault.NON_EMPTY_GROUP  # it has members, and this consumer is none of them
-            return None if fault is Fault.NONE else Refusal(fault.value)
+            return None if fault is NO_FAULT else Refusal(fault.value)
 
         return when(asked, committed)
 

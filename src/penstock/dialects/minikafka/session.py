@@ -20,13 +20,17 @@ from penstock.dialects.minikafka import lines
 from penstock.dialects.minikafka.lines import LINE_BYTES_MAX, Ack, Poll, ProduceRun, Request, Said, SetOffset
 from penstock.dialects.minikafka.service import Delivery, Found, MiniKafkaService, Placed, Refusal
 from penstock.model.chunks import Chunk
-from penstock.model.errors import BrokerError, Fault
-from penstock.model.fed import Fed
+from penstock.model.errors import NO_FAULT, BrokerError
+from penstock.model.fed import CUT_AT_ONCE, REQUEST_COST, Fed
 from penstock.model.ids import topic_name
 from penstock.model.pending import held, in_turn
+from penstock.model.slices import Failed
 
 WINDOW_BYTES = 256 * 1024
 """Lines are looked for in a copy of so much at a time; a payload that is longer is not copied."""
+LONG_LINE_BYTES = 1_024
+LINE_COST_SHIFT = 4
+"""Long keys take time to hash: each 16 bytes of a longer line count as a record."""
 JOINED_BYTES_MAX = 16 * 1024
 """Smaller messages leave in one piece with the lines around them."""
 
@@ -49,6 +53,7 @@ class MiniKafkaSession:
         payload_bytes_max = self._service.settings.frame_bytes_max
         requests: list[Request] = []
         run: ProduceRun | None = None
+        left = CUT_AT_ONCE
         while at < end:
             stop = window.find(b"\n", at - base) + base
             if stop < base:
@@ -62,9 +67,13 @@ class MiniKafkaSession:
             if len(line) > LINE_BYTES_MAX:
                 return Fed(at, 0, requests, f"a line of {len(line)} bytes; {LINE_BYTES_MAX} are allowed")
             start = stop + 1
+            if left <= 0:
+                return Fed(at, start - at, requests)
+            left -= 1 if len(line) <= LONG_LINE_BYTES else len(line) >> LINE_COST_SHIFT
             try:
                 if not line.startswith(b"TOPIC"):
                     requests.append(lines.read_other(line))
+                    left -= REQUEST_COST
                     run, at = None, start
                     continue
                 read = lines.read_produce(line)
@@ -72,6 +81,7 @@ class MiniKafkaSession:
                 return Fed(at, 0, requests, str(error))
             if isinstance(read, bytes):
                 requests.append(Said(read))
+                left -= REQUEST_COST
                 run, at = None, start
                 continue
             topic, key, length = read
@@ -87,6 +97,7 @@ class MiniKafkaSession:
             if run is None or run.topic != topic:
                 run = ProduceRun(topic)
                 requests.append(run)
+                left -= REQUEST_COST
             run.keys.append(key)
             run.values.append(value)
             at = stop
@@ -113,12 +124,11 @@ class MiniKafkaSession:
             return Refusal(error.text)
         if not service.settings.creates_topics:
             return Refusal(f"there is no topic {topic!r}")
-        run.own()
 
         def made(refusal: Refusal | None) -> Any:
             return service.append(topic, run, service.partitions(topic)) if refusal is None else refusal
 
-        return held(in_turn(service.make(topic), made))
+        return held(in_turn(service.make(topic), made), borrows=True)
 
     def _ask(self, request: Request) -> Any:
         if type(request) is Poll:
@@ -144,6 +154,8 @@ class MiniKafkaSession:
             return [request.answer]
         if type(result) is Refusal:
             return [lines.error(result.text)]
+        if type(result) is Failed:
+            raise result.error
         if type(request) is not Poll:
             return [lines.OK]
         if result is None:
@@ -154,18 +166,20 @@ class MiniKafkaSession:
         self._delivery = None
 
 
-def _answer_run(run: ProduceRun, result: RunAppended | Placed | Refusal) -> bytes:
+def _answer_run(run: ProduceRun, result: RunAppended | Placed | Refusal | Failed) -> bytes:
     if type(result) is RunAppended:
         return _answer_one(result, 0)
     if type(result) is Placed:
         return b"".join([_answer_one(result.parts[part], place) for part, place in result.places])
+    if type(result) is Failed:
+        raise result.error
     assert type(result) is Refusal
     return lines.error(result.text) * len(run.keys)
 
 
 def _answer_one(appended: RunAppended, place: int) -> bytes:
     fault, base_offset, written, text = appended
-    if fault is Fault.NONE or place < written:
+    if fault is NO_FAULT or place < written:
         return b"+OFFSET %d\n" % (base_offset + place)
     return lines.error(text or fault.value)
 

@@ -19,16 +19,17 @@ compares them in one piece.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 from penstock.broker.engine import Bytes
 from penstock.dialects.rustlog.errors import Code
 from penstock.dialects.rustlog.requests import (
+    BINARY,
     CreateTopic,
     DescribePartition,
     DescribeTopic,
     Fetch,
-    Form,
     ListTopics,
     Metrics,
     OffsetCommit,
@@ -84,7 +85,7 @@ class ProduceHead:
         self.topic = topic
         self.partition = partition
 
-    def cut(self, data: Bytes, at: int, end: int, frame_bytes_max: int) -> tuple[list[Bytes], int]:
+    def cut(self, data: Bytes, at: int, end: int, frame_bytes_max: int, count_max: int) -> tuple[list[Bytes], int]:
         """The records of the frames from `at` on that are whole and begin so, and where the first other one is."""
         unpack, prefix = self._unpack, self._prefix
         size_of_rest = len(prefix) + 4
@@ -92,7 +93,9 @@ class ProduceHead:
         last = end - head_bytes
         values: list[Bytes] = []
         add = values.append
-        while at <= last:
+        for _ in range(count_max):
+            if at > last:
+                break
             size, found, length = unpack(data, at)
             stop = at + SIZE_BYTES + size
             if found != prefix or size != length + size_of_rest or stop > end or size > frame_bytes_max:
@@ -162,13 +165,18 @@ def _utf8_text(error: UnicodeDecodeError) -> str:
     return f"invalid utf-8 sequence of {error.end - error.start} bytes from index {error.start}"
 
 
-def read_produce(data: Bytes, at: int, stop: int) -> tuple[str, int, list[Bytes], bytes | None]:
-    """Topic, partition and records of a Produce whose type is at `at`; with a single record, what comes before it."""
+def read_produce(
+    data: Bytes, at: int, stop: int, count_max: int
+) -> tuple[str, int, list[Bytes], bytes | None] | tuple[str, int, int, int]:
+    """Topic, partition and records of a Produce whose type is at `at`; with a single record, what comes before it. Of more
+    records than `count_max`, how many there are and where the first begins."""
     fields = _Fields(data, at + 1, stop)
     topic = fields.text("topic")
     partition = fields.u32("partition")
     count = fields.u32("record count")
     prefix_end = fields.at
+    if count > count_max:
+        return topic, partition, count, prefix_end
     values = fields.records(count)
     return topic, partition, values, bytes(data[at:prefix_end]) if count == 1 else None
 
@@ -196,11 +204,11 @@ def _read_fetch(data: Bytes, at: int, stop: int) -> Request:
                 except UnicodeDecodeError:
                     pass
                 else:
-                    return Fetch(Form.BINARY, group, topic, *_FETCH_NUMBERS.unpack_from(data, topic_end))
+                    return Fetch(BINARY, group, topic, *_FETCH_NUMBERS.unpack_from(data, topic_end))
     # something is missing: field by field it is found out what
     fields = _Fields(data, at, stop)
     return Fetch(
-        Form.BINARY,
+        BINARY,
         fields.text("group_id"),
         fields.text("topic"),
         fields.u32("partition"),
@@ -211,12 +219,12 @@ def _read_fetch(data: Bytes, at: int, stop: int) -> Request:
 
 def _read_commit(fields: _Fields) -> Request:
     return OffsetCommit(
-        Form.BINARY, fields.text("group"), fields.text("topic"), fields.u32("partition"), fields.u64("offset")
+        BINARY, fields.text("group"), fields.text("topic"), fields.u32("partition"), fields.u64("offset")
     )
 
 
 def _read_offset_fetch(fields: _Fields) -> Request:
-    return OffsetFetch(Form.BINARY, fields.text("group"), fields.text("topic"), fields.u32("partition"))
+    return OffsetFetch(BINARY, fields.text("group"), fields.text("topic"), fields.u32("partition"))
 
 
 _READERS: dict[int, Callable[[_Fields], Request]] = {
@@ -287,15 +295,18 @@ def created() -> bytes:
     return frame(bytes([CREATE_TOPIC, 1]))
 
 
-def topics_listed(topics: Iterable[tuple[str, int]]) -> bytes:
-    rows = [_text(name) + _U32.pack(partitions) for name, partitions in topics]
+def topic_row(name: str, partitions: int) -> bytes:
+    return _text(name) + _U32.pack(partitions)
+
+
+def topics_listed(rows: Sequence[bytes]) -> bytes:
     return frame(struct.pack(">BI", LIST_TOPICS, len(rows)) + b"".join(rows))
 
 
 def topic_described(topic: str, high_watermarks: Sequence[int]) -> bytes:
     count = len(high_watermarks)
-    rows = [struct.pack(">IQ", partition, offset) for partition, offset in enumerate(high_watermarks)]
-    return frame(bytes([DESCRIBE_TOPIC]) + _text(topic) + struct.pack(">II", count, count) + b"".join(rows))
+    pairs = struct.pack(f">{'IQ' * count}", *chain.from_iterable(enumerate(high_watermarks)))
+    return frame(bytes([DESCRIBE_TOPIC]) + _text(topic) + struct.pack(">II", count, count) + pairs)
 
 
 def partition_described(topic: str, partition: int, high_watermark: int) -> bytes:

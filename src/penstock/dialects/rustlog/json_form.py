@@ -13,7 +13,6 @@ Produces of one record are the hot path: `ProduceHead` knows the text that those
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Sequence
 from typing import Annotated
@@ -23,14 +22,22 @@ from msgspec import UNSET, UnsetType
 
 from penstock.broker.engine import Bytes
 from penstock.dialects.rustlog.requests import Fetch, Form, OffsetCommit, OffsetFetch
+from penstock.model.slices import Work
 from penstock.records.record import Record
 
 _U32 = struct.Struct(">I")
 _SIZE_BYTES = 4
 _U64_MAX = 2**64 - 1
 
+ENCODED_AT_ONCE = 64 * 1024
+"""Bytes that become JSON in one go: about a millisecond."""
+OFFSETS_AT_ONCE = 4_096
+
 OFFSET_BYTES_MAX = 32
 """An offset and a comma, and the share of a request with one record in what is around them."""
+
+TEXTS_AT_ONCE = 128
+"""Produces that are decoded together. When one of them is wrong, those behind it are looked at again."""
 
 Partition = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
@@ -74,12 +81,14 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True, rename="pascal", gc=F
 
 
 _decode = msgspec.json.Decoder(Envelope).decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_name = msgspec.json.Decoder(str).decode
 _decode_record = msgspec.json.Decoder(list[int]).decode
 _decode_records = msgspec.json.Decoder(list[list[int]]).decode
 _encode = msgspec.json.Encoder().encode
 
 _NAMES = tuple(b'"%b"' % field.encode_name.encode() for field in msgspec.structs.fields(Envelope))
-_ONE_NAME = "an object with the name of one request is expected"
+ONE_NAME = "an object with the name of one request is expected"
 _RECORDS_NAME = b'"records"'
 _RECORDS = b'"records":[['
 
@@ -88,11 +97,11 @@ def read_request(payload: Bytes) -> ProduceBody | Fetch | OffsetCommit | OffsetF
     """A produce as it came, because the session puts it into a run, or the request. Raises ParseError."""
     try:
         envelope = _decode(payload)
-        repeats = _repeats_a_name(bytes(payload))
+        repeats = repeats_a_name(bytes(payload))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ParseError(str(error)) from None
     if repeats:
-        raise ParseError(_ONE_NAME)
+        raise ParseError(ONE_NAME)
     produce, fetch, commit, offset_fetch = (
         envelope.produce,
         envelope.fetch,
@@ -109,16 +118,24 @@ def read_request(payload: Bytes) -> ProduceBody | Fetch | OffsetCommit | OffsetF
         return OffsetCommit(Form.JSON, commit.group_id, commit.topic, commit.partition, offset)
     if offset_fetch is not UNSET and produce is fetch is commit is UNSET:
         return OffsetFetch(Form.JSON, offset_fetch.group_id, offset_fetch.topic, offset_fetch.partition)
-    raise ParseError(_ONE_NAME)
+    raise ParseError(ONE_NAME)
 
 
-def _repeats_a_name(payload: bytes) -> bool:
+def repeats_a_name(payload: bytes) -> bool:
     """Whether the object has the name of its request twice, which msgspec takes for the last of the two. Looked at closely
     only where the bytes could be such."""
     if b"\\" not in payload and sum(map(payload.count, _NAMES)) <= 1:
         return False
-    names: list[str] = json.loads(payload, object_pairs_hook=lambda pairs: [name for name, _ in pairs])
-    return len(names) > 1
+    # Nothing but its name may be before the value that msgspec takes.
+    values = list(_decode_raw(payload).values())
+    before, value, _ = payload.strip().rpartition(bytes(values[-1]))
+    if len(values) != 1 or not value:
+        return True
+    try:
+        _decode_name(before[1:].rstrip().removesuffix(b":"))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return True
+    return False
 
 
 def records(body: ProduceBody, frame_bytes_max: int) -> list[Bytes]:
@@ -127,10 +144,27 @@ def records(body: ProduceBody, frame_bytes_max: int) -> list[Bytes]:
     if len(lists) * OFFSET_BYTES_MAX > frame_bytes_max:
         count_max = frame_bytes_max // OFFSET_BYTES_MAX
         raise ParseError(f"{len(lists)} records; the offsets of {count_max} at most fit an answer")
+    return _as_bytes(lists)
+
+
+def _as_bytes(lists: list[list[int]]) -> list[Bytes]:
     try:
         return list(map(bytearray, lists))
     except ValueError:
         raise ParseError("a record is an array of numbers from 0 to 255") from None
+
+
+def decode_records(text: bytes) -> list[Bytes]:
+    """The records of an array of arrays. Raises ParseError."""
+    try:
+        return _as_bytes(_decode_records(text))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ParseError(str(error).replace("`$", "`$.Produce.records")) from None
+
+
+def decode_record(numbers: bytes) -> Bytes:
+    """The bytes that the numbers between two brackets are. Raises ParseError."""
+    return decode_records(b"[[%b]]" % numbers)[0]
 
 
 class ProduceHead:
@@ -145,7 +179,7 @@ class ProduceHead:
         self.topic = topic
         self.partition = partition
 
-    def cut(self, data: bytes, at: int, end: int, frame_bytes_max: int) -> tuple[list[Bytes], int]:
+    def cut(self, data: bytes, at: int, end: int, frame_bytes_max: int, count_max: int) -> tuple[list[Bytes], int]:
         """The records of the frames from `at` on that are whole and look so, and where the first other one is."""
         unpack, prefix, suffix = self._unpack, self._prefix, self._suffix
         before, behind = _SIZE_BYTES + len(prefix), len(suffix)
@@ -155,7 +189,9 @@ class ProduceHead:
         texts: list[bytes] = []
         add = texts.append
         start = at
-        while at <= last:
+        for _ in range(min(count_max, TEXTS_AT_ONCE)):
+            if at > last:
+                break
             size, found = unpack(data, at)
             stop = at + _SIZE_BYTES + size
             if (
@@ -231,6 +267,16 @@ def produced(base_offset: int, count: int) -> bytes:
     return frame(b'{"Produce":{"offsets":[%b]}}' % offsets)
 
 
+def produced_in_slices(base_offset: int, count: int) -> Work[bytes]:
+    """As `produced`."""
+    pieces = []
+    end = base_offset + count
+    for start in range(base_offset, end, OFFSETS_AT_ONCE):
+        pieces.append(b",".join([b"%d" % at for at in range(start, min(end, start + OFFSETS_AT_ONCE))]))
+        yield None
+    return frame(b'{"Produce":{"offsets":[%b]}}' % b",".join(pieces))
+
+
 def produced_singles(base_offset: int, requests: int) -> bytes:
     """The answers of that many requests with one record each."""
     last = base_offset + requests - 1
@@ -250,25 +296,42 @@ _FETCHED_BYTES = len(_FETCHED % (b"", 0)) - 1
 """Of an answer without records and without the digits of its next offset."""
 
 
-def fetched(records: Sequence[Record], next_offset: int, frame_bytes_max: int) -> bytes | None:
+def fetched(records: Sequence[Record], next_offset: int, frame_bytes_max: int) -> Work[bytes | None]:
     """As many of the records as the frame holds, and where to go on; None when not even the first one fits."""
     # the next offset is at most the one that was found, and a comma is saved before the first record
     room = frame_bytes_max - _FETCHED_BYTES - len(str(next_offset)) + 1
     parts: list[bytes] = []
+    weight = 0
     for offset, _, _, value, _ in records:
         value = value or b""
         part = b""
         if 2 * len(value) <= room:  # a byte takes two characters at least
-            part = b'{"offset":%d,"payload":%b}' % (offset, _encode(list(value)))
+            numbers = _encode(list(value)) if len(value) <= ENCODED_AT_ONCE else (yield from _numbers(value))
+            part = b'{"offset":%d,"payload":%b}' % (offset, numbers)
+            weight += len(part)
+            if weight > ENCODED_AT_ONCE:
+                weight = 0
+                yield None
         room -= len(part) + 1
         if room < 0 or not part:
             if not parts:
+                if next_offset == offset + 1:
+                    return None
                 # by itself it may save digits of the next offset
-                return None if next_offset == offset + 1 else fetched(records[:1], offset + 1, frame_bytes_max)
+                return (yield from fetched(records[:1], offset + 1, frame_bytes_max))
             next_offset = offset
             break
         parts.append(part)
     return frame(_FETCHED % (b",".join(parts), next_offset))
+
+
+def _numbers(value: bytes) -> Work[bytes]:
+    """A long value as an array of numbers."""
+    pieces = []
+    for start in range(0, len(value), ENCODED_AT_ONCE):
+        pieces.append(_encode(list(value[start : start + ENCODED_AT_ONCE]))[1:-1])
+        yield None
+    return b"[%b]" % b",".join(pieces)
 
 
 def committed(*, success: bool) -> bytes:

@@ -20,6 +20,11 @@ class Form(enum.Enum):
     JSON = "json"
 
 
+BINARY = Form.BINARY
+JSON = Form.JSON
+"""For code that runs on every request, as `NO_FAULT`."""
+
+
 class ProduceRun:
     """Produce requests in a row, of one form and for one partition."""
 
@@ -32,10 +37,6 @@ class ProduceRun:
         self.values = values
         self.counts = counts
         """Records of each request; None while every one has a single record, which is the common case."""
-
-    def own(self) -> None:
-        """Copy what is borrowed: the run is not performed before the next read."""
-        self.values = [value if type(value) is bytes else bytes(value) for value in self.values]
 
 
 class Fetch(NamedTuple):

@@ -12,11 +12,11 @@ The two forms share the topics and the groups and differ in rules, each as its t
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import LargeRecord, NewTopic, RecordsRead, RunAppended, TopicResult
+from penstock.broker.long_runs import READ_AT_ONCE, append_long_run, read_on
 from penstock.coordination.group_commands import (
     NO_GENERATION,
     NO_MEMBER,
@@ -26,25 +26,34 @@ from penstock.coordination.group_commands import (
     FetchResult,
     OffsetToCommit,
 )
-from penstock.dialects.rustlog.binary_form import FETCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, RECORD_WEIGHT_BYTES
+from penstock.dialects.rustlog.binary_form import (
+    FETCH_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    RECORD_WEIGHT_BYTES,
+    topic_row,
+)
+from penstock.dialects.rustlog.metrics import ListenerMetrics
 from penstock.dialects.rustlog.requests import (
+    JSON,
     CreateTopic,
     Fetch,
     Fetched,
-    Form,
     OffsetCommit,
     OffsetFetch,
     ProduceRun,
     Refusal,
 )
-from penstock.model.errors import BrokerError, Fault
+from penstock.model.errors import NO_FAULT, BrokerError, Fault
 from penstock.model.ids import is_group_name, topic_name
 from penstock.model.listeners import ListenerSettings
-from penstock.model.pending import Pending, gather, in_turn, when
+from penstock.model.pending import Pending, in_turn, when
+from penstock.model.slices import Work, all_of
 from penstock.records.record import Record
 
-FETCH_RECORDS_MAX = 16_384
+FETCH_RECORDS_MAX = 4_096
 """Records in one answer: more of them would hold up the other connections; `next_offset` says where to go on."""
+LISTED_AT_ONCE = 100
+"""Topics or partitions between two pauses."""
 _I64_MAX = 2**63 - 1
 _I32_MAX = 2**31 - 1
 
@@ -53,11 +62,7 @@ class RustLogService:
     def __init__(self, engine: EmbeddedEngine, settings: ListenerSettings) -> None:
         self.engine = engine
         self.settings = settings
-        self.connections = 0
-        self.messages_produced = 0
-        self.messages_fetched = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
+        self.metrics = ListenerMetrics()
 
     # ------------------------------------------------------------------------------------------------ produce
 
@@ -65,7 +70,24 @@ class RustLogService:
         if run.values:
             return self.engine.append_run(run.topic, run.partition, run.values, None, self.settings.acks)
         known = self.engine.partition(run.topic, run.partition) is not None
-        return RunAppended(Fault.NONE if known else Fault.UNKNOWN_TOPIC_OR_PARTITION, 0, 0)
+        return RunAppended(NO_FAULT if known else Fault.UNKNOWN_TOPIC_OR_PARTITION, 0, 0)
+
+    def append_long(self, run: ProduceRun) -> Work[RunAppended | Pending[RunAppended]]:
+        """As `append`, for many records, making the topic if that is to be done."""
+        appended = yield from self._append_long(run)
+        if (
+            isinstance(appended, Pending)
+            or appended.fault is not Fault.UNKNOWN_TOPIC_OR_PARTITION
+            or not self.makes(run)
+        ):
+            return appended
+        fault = yield self.make(run)
+        if fault is NO_FAULT or self.engine.partition(run.topic, run.partition) is not None:
+            return (yield from self._append_long(run))
+        return RunAppended(fault)
+
+    def _append_long(self, run: ProduceRun) -> Work[RunAppended | Pending[RunAppended]]:
+        return append_long_run(self.engine, run.topic, run.partition, run.values, None, self.settings.acks)
 
     def makes(self, run: ProduceRun) -> bool:
         """Whether a produce to that partition, which does not exist, is to make it."""
@@ -96,7 +118,8 @@ class RustLogService:
         def from_committed(committed: int | Refusal | None) -> Fetched | Refusal | Pending[Fetched | Refusal]:
             if isinstance(committed, Refusal):
                 return committed
-            if request.form is Form.JSON:
+            self._note_lag(request, committed)
+            if request.form is JSON:
                 return self._read(request, max(request.offset, committed or 0))
             return Fetched((), 0) if committed is None else self._read(request, committed)
 
@@ -105,24 +128,39 @@ class RustLogService:
     def _read(self, request: Fetch, offset: int) -> Fetched | Refusal | Pending[Fetched | Refusal]:
         max_bytes = min(request.max_bytes, self.settings.frame_bytes_max)
         records_max = FETCH_RECORDS_MAX
-        if request.form is not Form.JSON:
+        if request.form is not JSON:
             if not max_bytes:
                 known = self.engine.partition(request.topic, request.partition) is not None
                 return Fetched((), offset) if known else Refusal(Fault.UNKNOWN_TOPIC_OR_PARTITION)
             records_max = max(1, min(records_max, max_bytes // RECORD_WEIGHT_BYTES))
-        is_binary = request.form is not Form.JSON
+        is_binary = request.form is not JSON
+        count = min(records_max, READ_AT_ONCE)
         found = self.engine.read_records(
-            request.topic, request.partition, offset, records_max, max_bytes, large=is_binary, keys=False
+            request.topic, request.partition, offset, count, max_bytes, large=is_binary, keys=False
         )
-        if isinstance(found, Pending):
-            return in_turn(found, partial(self._taken, request, offset, max_bytes))
+        if type(found) is RecordsRead and len(found.records) < READ_AT_ONCE:
+            return self._taken(request, offset, max_bytes, found)
+
+        def taken(read: RecordsRead) -> Fetched | Refusal | Pending[Fetched | Refusal]:
+            if len(read.records) < READ_AT_ONCE or records_max == count:
+                return self._taken(request, offset, max_bytes, read)
+            reading = self._read_on(request, offset, read, records_max, max_bytes)
+            return self.engine.in_slices(reading, drop=True)  # type: ignore[no-any-return]
+
+        return in_turn(found, taken) if isinstance(found, Pending) else taken(found)
+
+    def _read_on(
+        self, request: Fetch, offset: int, read: RecordsRead, records_max: int, max_bytes: int
+    ) -> Work[Fetched | Refusal | Pending[Fetched | Refusal]]:
+        topic, partition = request.topic, request.partition
+        found = yield from read_on(self.engine, topic, partition, read, records_max, max_bytes, keys=False)
         return self._taken(request, offset, max_bytes, found)
 
     def _taken(
         self, request: Fetch, offset: int, max_bytes: int, found: RecordsRead
     ) -> Fetched | Refusal | Pending[Fetched | Refusal]:
-        is_json = request.form is Form.JSON
-        if found.fault is not Fault.NONE:
+        is_json = request.form is JSON
+        if found.fault is not NO_FAULT:
             if found.fault is not Fault.OFFSET_OUT_OF_RANGE:
                 return Refusal(found.fault, found.text)
             if offset >= found.log_start_offset:
@@ -153,6 +191,13 @@ class RustLogService:
             return Fetched(records, records[-1].offset + 1)
         return Fetched((), max(offset, found.next_offset))
 
+    def _note_lag(self, request: Fetch, committed: int | None) -> None:
+        found = self.engine.partition(request.topic, request.partition)
+        if found is not None and found.log is not None:
+            start = found.log.log_start_offset if committed is None else committed
+            lag = max(found.log.log_end_offset - start, 0)
+            self.metrics.note_lag(request.topic, request.partition, request.group or "", lag)
+
     def _log_end(self, request: Fetch) -> int:
         found = self.engine.partition(request.topic, request.partition)
         return 0 if found is None or found.log is None else found.log.log_end_offset
@@ -173,7 +218,7 @@ class RustLogService:
         group, topic, partition, offset = request.group, request.topic, request.partition, request.offset
         if not is_group_name(group):
             return Refusal(Fault.INVALID_GROUP_ID)
-        if request.form is Form.JSON and self.engine.partition(topic, partition) is None:
+        if request.form is JSON and self.engine.partition(topic, partition) is None:
             return Refusal(Fault.UNKNOWN_TOPIC_OR_PARTITION)
         if partition > _I32_MAX:
             return Refusal(Fault.UNKNOWN_TOPIC_OR_PARTITION)
@@ -190,7 +235,7 @@ class RustLogService:
 
         def committed(result: CommitResult | Fault) -> Refusal | None:
             fault = result if isinstance(result, Fault) else result.fault
-            return None if fault is Fault.NONE else Refusal(fault)
+            return None if fault is NO_FAULT else Refusal(fault)
 
         return when(asked, committed)
 
@@ -208,7 +253,7 @@ class RustLogService:
         def offset_of(result: FetchResult | Fault) -> int | Refusal | None:
             if isinstance(result, Fault):
                 return Refusal(result)
-            if result.fault is not Fault.NONE:
+            if result.fault is not NO_FAULT:
                 return Refusal(result.fault)
             value = result.offsets[topic][partition].value
             return None if value is None or value.offset < 0 else value.offset
@@ -228,32 +273,36 @@ class RustLogService:
             fault, text = results[0].fault, results[0].text or ""
             if fault is Fault.INVALID_PARTITIONS:
                 text = f"Invalid partition count: {count}: {text}"
-            return None if fault is Fault.NONE else Refusal(fault, text)
+            return None if fault is NO_FAULT else Refusal(fault, text)
 
         return made.map(created)
 
-    def topics(self) -> list[tuple[str, int]]:
-        """Names and partitions, sorted by name; the broker's own topics are not listed, though they can be read."""
-        return [(topic.name, len(topic.partitions)) for topic in self.engine.topics() if not topic.internal]
+    def topics(self) -> Work[list[bytes]]:
+        """A row for each topic, sorted by name; the broker's own topics are not listed, though they can be read."""
+        rows: list[bytes] = []
+        for number, name in enumerate(self.engine.topic_names(), 1):
+            topic = self.engine.topic(name)
+            if topic is not None and not topic.internal:
+                rows.append(topic_row(name, len(topic.partitions)))
+            if number % LISTED_AT_ONCE == 0:
+                yield None
+        return rows
 
-    def high_watermarks(self, topic: str) -> list[int] | Pending[list[int]] | None:
+    def high_watermarks(self, topic: str) -> Work[list[int] | None]:
         info = self.engine.topic(topic)
         if info is None:
             return None
-        return gather([self.high_watermark(topic, at.partition) or 0 for at in info.partitions])
+        found: list[int | Pending[int]] = []
+        for at in range(len(info.partitions)):
+            found.append(self.high_watermark(topic, at) or 0)
+            if at % LISTED_AT_ONCE == 0:
+                yield None
+        return (yield from all_of(found))
 
     def high_watermark(self, topic: str, partition: int) -> int | Pending[int] | None:
         """With all that was acknowledged before it was asked for."""
         found = self.engine.partition(topic, partition)
         return None if found is None else found.end(committed=False)
 
-    def metrics(self) -> str:
-        """What this listener counts, under the original's names; of the others it has, nothing would be counted."""
-        rows = (
-            ("messages_produced_total", "counter", self.messages_produced),
-            ("messages_fetched_total", "counter", self.messages_fetched),
-            ("bytes_in_total", "counter", self.bytes_in),
-            ("bytes_out_total", "counter", self.bytes_out),
-            ("active_connections", "gauge", self.connections),
-        )
-        return "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in rows)
+    def metrics_text(self) -> str:
+        return self.metrics.text(self.engine.housekeeping.totals, self.engine.cleaning.totals)
