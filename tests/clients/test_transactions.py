@@ -438,3 +438,33 @@ def test_an_administrator_ends_a_transaction_that_hangs(broker: Broker, kafka_ad
         kafka.admin.AbortTransactionSpec(partition, row.producer_id, row.producer_epoch, coordinator_epoch=0)
     )
     assert read_confluent(broker.bootstrap, wide_topic, 1, "read_committed") == [b"plain"]
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ({"coordinator_epoch": 2**31 - 1}, "TransactionCoordinatorFencedError"),
+        ({"coordinator_epoch": 1_000}, "TransactionCoordinatorFencedError"),
+        ({"producer_epoch": 2**15 - 1}, "InvalidProducerEpochError"),
+        ({"producer_id": 2**63 - 1}, "UnknownProducerIdError"),
+    ],
+)
+def test_markers_that_no_coordinator_here_wrote_end_no_transaction(
+    broker: Broker, kafka_admin: Any, wide_topic: str, change: dict[str, int], refusal: str
+) -> None:
+    """A marker with an epoch that was never issued would fence the coordinator or the producer for good."""
+    producer = transactional(broker.bootstrap, f"{wide_topic}-id")
+    partition = kafka.TopicPartition(wide_topic, 0)
+    values = []
+    for number in range(2):
+        producer.begin_transaction()
+        values.append(b"%d" % number)
+        producer.produce(wide_topic, values[-1], partition=0)
+        assert producer.flush(WAIT_S) == 0
+        (row,) = kafka_admin.describe_producers([partition])[partition].active_producers
+        spec = {"producer_id": row.producer_id, "producer_epoch": row.producer_epoch, "coordinator_epoch": 0, **change}
+        with pytest.raises(kafka.errors.KafkaError) as refused:
+            kafka_admin.abort_transaction(kafka.admin.AbortTransactionSpec(partition, **spec))
+        assert type(refused.value).__name__ == refusal
+        producer.commit_transaction(WAIT_S)
+    assert read_confluent(broker.bootstrap, wide_topic, 2, "read_committed") == values

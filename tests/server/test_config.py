@@ -164,6 +164,11 @@ def test_an_unknown_dialect_is_refused_with_those_served() -> None:
         ("listeners: {day1: {host: a, port: 1, idle_deadline: 1}}", "did you mean idle_deadline_ms?"),
         ("listeners: [a]", "listeners must be a mapping"),
         ("storage: acks", "storage must be a mapping of keys to values, not 'acks'"),
+        (
+            "listeners: {flymq: {host: h, port: 1, acks: none}}",
+            "flymq.acks = none is not supported: records are written",
+        ),
+        ("listeners: {flymq: {host: h, port: 1, acks: some}}", "listeners.flymq: Invalid enum value 'some' for acks"),
         ("storage: {flush: never}", "storage.flush = 'never' is not one of acks, always, interval, os"),
         ("storage: {flush_interval_ms: '5'}", "storage.flush_interval_ms = '5' is not what it takes (1 or more)"),
         ("storage: {flush_interval_ms: 0}", "storage.flush_interval_ms = 0 is not what it takes (1 or more)"),

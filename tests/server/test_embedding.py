@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -53,6 +54,25 @@ def test_a_directory_of_ones_own_stays(tmp_path: Path) -> None:
         with Broker(tmp_path / "data") as broker:
             Confluent().write(broker.bootstrap, "t", [Sent(expected[-1])])
             assert [seen.value for seen in Confluent().read(broker.bootstrap, "t", len(expected))] == expected
+
+
+def test_nobody_can_take_the_port_of_a_broker_that_is_down() -> None:
+    with Broker(listen=("kafka=127.0.0.1:0", "fluxgo=127.0.0.1:0")) as broker:
+        ports = [int(address.rpartition(":")[2]) for address in broker.addresses.values()]
+        broker.kill()
+        for port in ports:
+            with socket.socket() as other:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                with pytest.raises(OSError, match="in use"):
+                    other.bind(("127.0.0.1", port))
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port)).close()
+        broker.restart()
+        Confluent().write(broker.bootstrap, "t", [Sent(b"v")])
+    for port in ports:
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", port))
 
 
 def test_several_brokers_run_side_by_side() -> None:

@@ -33,7 +33,7 @@ BATCH = bytes(build_batch([NewRecord(1_000, b"k", b"v")]))
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    settings = {"storage.flush": "os", "net.frame_deadline_ms": FRAME_DEADLINE_MS}
+    settings = {"storage.flush": "os", "net.frame_deadline_ms": FRAME_DEADLINE_MS, "log.level": "debug"}
     with Broker(settings=settings) as broker:
         Confluent().write(broker.bootstrap, "healthy", [Sent(b"v")])
         yield broker
