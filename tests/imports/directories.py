@@ -110,6 +110,16 @@ def flymq_message(key: bytes, value: bytes) -> bytes:
     return struct.pack(">I", len(key)) + key + struct.pack(">I", len(value)) + value
 
 
+def flymq_document_message(
+    key: bytes, value: bytes, headers: Sequence[tuple[str, str]] = (), timestamp: int = 1_700_000_000_000
+) -> bytes:
+    """A message as FlyMQ's document encodes it."""
+    message = flymq_message(key, value) + struct.pack(">i", len(headers))
+    for text in (text.encode() for pair in headers for text in pair):
+        message += struct.pack(">H", len(text)) + text
+    return message + struct.pack(">q", timestamp)
+
+
 def flymq_store(path: Path, messages: Sequence[bytes], form: str, *, index: bool = True, padded: int = 0) -> Path:
     """`form` is the length's: >Q as the server writes, >I as the document says; `padded` zeros as a killed server leaves."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from penstock.imports import day1
 from penstock.imports.source import Findings
 from tests.imports.directories import day1_log, day1_record, flip, read, tear, values
+from tests.imports.races import day1_race
 
 PAIRS = [(b"k1", b"v1"), (b"", b"hello"), (b"k3", b""), (b"key", b"v" * 200), (b"k5", b"v5"), (b"k6", b"v6")]
 
@@ -46,13 +47,26 @@ def test_a_torn_tail_costs_the_torn_record(tmp_path: Path, count: int) -> None:
     assert (findings["test-0"].count, findings["test-0"].bytes) == (1, 18 - count)
 
 
-@pytest.mark.parametrize("position", [*range(10), *range(13, 17)])
-def test_a_flip_in_offset_or_lengths_costs_that_record_alone(tmp_path: Path, position: int) -> None:
+@pytest.mark.parametrize("position", [8, 9, *range(13, 17)])
+def test_a_flip_in_lengths_costs_that_record_alone(tmp_path: Path, position: int) -> None:
     path = _log(tmp_path)
     flip(path, 18 + 19 + 16 + position)
     records, findings = read("day1", tmp_path)
     assert [record.offset for record in records["test-0"]] == [0, 1, 2, 4, 5]
     assert findings["test-0"].count == 1
+
+
+@pytest.mark.parametrize("number", range(len(PAIRS)))
+@pytest.mark.parametrize("position", range(8))
+def test_a_flip_in_an_offset_costs_no_record(tmp_path: Path, number: int, position: int) -> None:
+    path = _log(tmp_path)
+    flip(path, sum(14 + len(key) + len(value) for key, value in PAIRS[:number]) + position)
+    records, findings = read("day1", tmp_path)
+    assert [(record.key, record.value) for record in records["test-0"]] == PAIRS
+    assert findings["test-0"].count == 0
+    if number < len(PAIRS) - 1:  # the last one may as well be a record after a gap
+        assert [record.offset for record in records["test-0"]] == list(range(6))
+        assert findings["test-0"].renumbered == 1
 
 
 def test_offsets_that_were_given_twice_get_the_next_free_ones(tmp_path: Path) -> None:
@@ -61,6 +75,65 @@ def test_offsets_that_were_given_twice_get_the_next_free_ones(tmp_path: Path) ->
     records, findings = read("day1", tmp_path)
     assert values(records["t-0"]) == [(n, b"%d" % n) for n in range(6)]
     assert (findings["t-0"].count, findings["t-0"].renumbered) == (0, 3)
+
+
+@pytest.mark.parametrize("producers", [2, 4, 8, 16])
+def test_every_record_of_racing_producers_comes_in_file_order(tmp_path: Path, producers: int) -> None:
+    data, written = day1_race(producers, producers, 800 // producers)
+    day1_log(tmp_path, "t", 0, [data])
+    records, findings = read("day1", tmp_path)
+    assert [(record.key, record.value) for record in records["t-0"]] == written
+    assert [record.offset for record in records["t-0"]] == list(range(len(written)))
+    assert findings["t-0"].count == 0
+    assert findings["t-0"].renumbered > len(written) / 2
+
+
+def test_a_torn_record_in_a_log_of_racing_producers_costs_that_record_alone(tmp_path: Path) -> None:
+    data, written = day1_race(3, 8, 50)
+    path = day1_log(tmp_path, "t", 0, [data])
+    tear(path, 5)
+    records, findings = read("day1", tmp_path)
+    assert [(record.key, record.value) for record in records["t-0"]] == written[:-1]
+    assert findings["t-0"].count == 1
+
+
+def test_zeros_that_a_crash_left_at_the_end_are_damage_and_no_records(tmp_path: Path) -> None:
+    path = _log(tmp_path)
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes() + bytes(100_000))
+    records, findings = read("day1", tmp_path)
+    assert [(record.key, record.value) for record in records["test-0"]] == PAIRS
+    assert [(one.position, one.length) for one in findings["test-0"].kept] == [(size, 100_000)]
+
+
+def test_records_after_a_sector_of_zeros_come_over(tmp_path: Path) -> None:
+    pairs = [(b"k%d" % n, b"value %d" % n) for n in range(100)]
+    data = bytearray(b"".join(day1_record(n, *pair) for n, pair in enumerate(pairs)))
+    data[512:1024] = bytes(512)
+    day1_log(tmp_path, "t", 0, [bytes(data)])
+    records, findings = read("day1", tmp_path)
+    kept = [(record.key or b"", record.value or b"") for record in records["t-0"]]
+    assert kept == [pair for pair in pairs if pair in kept]
+    assert len(kept) >= len(pairs) - 512 // 23 - 2
+    assert [record.offset for record in records["t-0"]] == [pairs.index(pair) for pair in kept]
+    assert findings["t-0"].bytes < 512 + 2 * 30
+
+
+def test_empty_records_of_racing_first_requests_are_records(tmp_path: Path) -> None:
+    day1_log(tmp_path, "t", 0, [day1_record(n, b"", b"") for n in (0, 0, 0, 1, 1)])
+    records, findings = read("day1", tmp_path)
+    assert values(records["t-0"]) == [(n, b"") for n in range(5)]
+    assert (findings["t-0"].count, findings["t-0"].renumbered) == (0, 4)
+
+
+@pytest.mark.parametrize("offsets", [(-1, 0, 1), (1 << 62, (1 << 62) + 1), (5,), (-5,), (7, 6, 5, 8)])
+def test_whatever_offsets_a_file_has_its_records_get_rising_ones(tmp_path: Path, offsets: tuple[int, ...]) -> None:
+    day1_log(tmp_path, "t", 0, [day1_record(n, b"k", b"value %d" % n) for n in offsets])
+    records, findings = read("day1", tmp_path)
+    assert [record.value for record in records["t-0"]] == [b"value %d" % n for n in offsets]
+    given_offsets = [record.offset for record in records["t-0"]]
+    assert given_offsets == list(range(given_offsets[0], given_offsets[0] + len(offsets)))
+    assert findings["t-0"].count == 0
 
 
 @given(

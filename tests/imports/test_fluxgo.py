@@ -3,6 +3,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import pytest
+
 from penstock.imports import fluxgo
 from penstock.imports.source import Commit, Findings
 from tests.imports.directories import flip, fluxgo_commit, fluxgo_log, read, tear, values
@@ -90,3 +92,20 @@ def test_committed_offsets_come_from_their_files(tmp_path: Path) -> None:
     findings = Findings()
     assert fluxgo.commits(tmp_path, findings) == [Commit("billing", "my_topic", 3, 17)]
     assert findings.kept[0].file == str(short)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_zeros_that_a_crash_left_at_the_end_are_damage_and_no_records(tmp_path: Path, index: bool) -> None:
+    path = fluxgo_log(tmp_path / "t_0", 0, RECORDS, index=index)
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes() + bytes(8_000))
+    records, findings = read("fluxgo", tmp_path)
+    assert values(records["t-0"]) == list(enumerate(RECORDS))
+    assert [(one.position, one.length) for one in findings["t-0"].kept] == [(size, 8_000)]
+
+
+def test_empty_records_that_the_index_knows_are_records(tmp_path: Path) -> None:
+    fluxgo_log(tmp_path / "t_0", 0, [b"a"] + [b""] * 2_000)
+    records, findings = read("fluxgo", tmp_path)
+    assert values(records["t-0"]) == list(enumerate([b"a"] + [b""] * 2_000))
+    assert findings["t-0"].count == 0

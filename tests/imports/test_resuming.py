@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ from penstock.imports import installing, online, run
 from penstock.imports.engine import ImportFailed
 from penstock.imports.installing import _place
 from penstock.imports.progress import PartitionProgress, Step
+from penstock.imports.report import Report
 from penstock.imports.run import Import, ImportRequest
 from penstock.imports.staging import Staged
+from penstock.records.builder import NewRecord, build_batch
 from penstock.storage.files import Disk
 from tests.cli.conftest import environment
 from tests.imports.conftest import read_all
-from tests.imports.directories import day1_log, day1_record
+from tests.imports.directories import day1_log, day1_record, tear
 from tests.imports.test_into_directory import opener
 
 START_S_MAX = 60.0
@@ -185,3 +188,57 @@ def test_an_import_that_ends_between_two_renames_is_completed_by_the_next_run(
     with Broker(data_dir) as broker, KafkaClient(broker.bootstrap) as client:
         assert [record.value for record in read_all(client, "one", 0, 0, 50)] == values
     assert not (data_dir / "one-0" / "staged.json").exists()
+
+
+class _Between:
+    """Does something after the source was looked at, and before it is written."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def begin(self, what: str, total_bytes: int) -> None:
+        if what == "writing":
+            self._act()
+
+    def advance(self, count: int) -> None:
+        return
+
+
+def _write_to(target: str, broker: Broker, folder: Path, request: ImportRequest) -> Report:
+    if target == "broker":
+        return Import(request).into_broker(KafkaSettings.of(broker.bootstrap), broker.bootstrap)
+    return Import(request).into_directory(folder, opener(folder))
+
+
+@pytest.mark.parametrize("target", ["broker", "directory"])
+def test_a_source_that_changes_while_it_is_imported_is_no_success(broker: Broker, tmp_path: Path, target: str) -> None:
+    """It is read twice: once to look at it, once to write it."""
+    _source(tmp_path / "s", f"changed-{target}", 50, 10)
+    path = tmp_path / "s" / f"changed-{target}-0.log"
+    request = ImportRequest("day1", tmp_path / "s", watcher=_Between(lambda: tear(path, 3)))
+    with pytest.raises(ImportFailed):
+        _write_to(target, broker, tmp_path / "data", request)
+
+
+@pytest.mark.parametrize("reader", ["day1", "kafka"])
+@pytest.mark.parametrize("target", ["broker", "directory"])
+def test_what_a_live_broker_appends_meanwhile_is_not_looked_at(
+    broker: Broker, tmp_path: Path, target: str, reader: str
+) -> None:
+    root, topic = tmp_path / "s", f"live-{target}-{reader}"
+    if reader == "day1":
+        path = day1_log(root, topic, 0, [day1_record(n, b"", b"v") for n in range(5)])
+        more = day1_record(5, b"", b"v") + day1_record(6, b"", b"v")[:-3]
+    else:
+        path = root / f"{topic}-0" / f"{0:020d}.log"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(build_batch([NewRecord(1, None, b"v")] * 5, leader_epoch=0))
+        more = bytes(build_batch([NewRecord(1, None, b"v")], base_offset=5, leader_epoch=0)) * 2
+
+    def append() -> None:
+        with path.open("ab") as file:
+            file.write(more[:-3])
+
+    request = ImportRequest(reader, root, watcher=_Between(append))
+    report = _write_to(target, broker, tmp_path / "data", request)
+    assert (report.records, report.verified, report.is_complete) == (5, True, True)

@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock import Broker
+from penstock.client.kafka import KafkaClient, KafkaSettings
+from penstock.imports.run import Import, ImportRequest
+from tests.imports.conftest import read_all
 from tests.imports.directories import flip, read, rustlog_log, rustlog_record, tear, values
 
 PAYLOADS = [b"zero", b"", b"two" * 50, b"three", b"four", b"five"]
@@ -22,6 +26,61 @@ def test_partitions_are_found_where_they_may_lie(tmp_path: Path, folder: str) ->
     assert findings["orders-3"].count == 0
 
 
+def test_a_folder_as_the_server_makes_it_is_a_topic_of_its_name(tmp_path: Path) -> None:
+    _log(tmp_path / ".tmpAb3dE9")
+    _log(tmp_path / ".tmpZZ12xy", payloads=[b"other"])
+    records, findings = read("rustlog", tmp_path)
+    assert values(records[".tmpAb3dE9-0"]) == list(enumerate(PAYLOADS))
+    assert values(records[".tmpZZ12xy-0"]) == [(0, b"other")]
+    assert findings[".tmpAb3dE9-0"].count == 0
+
+
+def test_folders_of_the_server_become_the_partitions_that_they_were(
+    broker: Broker, client: KafkaClient, tmp_path: Path
+) -> None:
+    for number, name in enumerate([".tmpAb3dE9", ".tmpZZ12xy", ".tmp000000"]):
+        _log(tmp_path / name, payloads=[b"%d of %d" % (at, number) for at in range(3)])
+    mapping = {".tmpAb3dE9": "placed:0", ".tmpZZ12xy": "placed:1"}
+    report = Import(ImportRequest("rustlog", tmp_path, mapping)).into_broker(
+        KafkaSettings.of(broker.bootstrap), broker.bootstrap
+    )
+    assert (report.records, report.is_complete) == (9, True)
+    assert {(row.topic, row.partition, row.source_topic) for row in report.partitions} == {
+        ("placed", 0, ".tmpAb3dE9"),
+        ("placed", 1, ".tmpZZ12xy"),
+        (".tmp000000", 0, ".tmp000000"),
+    }
+    for number in range(2):
+        records = read_all(client, "placed", number, 0, 3)
+        assert [record.value for record in records] == [b"%d of %d" % (at, number) for at in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "refused"),
+    [
+        ({"a": "t:0", "b": "t:0"}, "topic 'b'"),
+        ({"a": "t:0", "b": "t"}, "topic 'b'"),
+        ({"a": "t", "b": "t:1"}, "topic 'b'"),
+        ({"two": "t:1"}, "topic 'two'"),
+    ],
+)
+def test_two_logs_for_one_place_are_refused(tmp_path: Path, mapping: dict[str, str], refused: str) -> None:
+    for name in ("a", "b", "two-0", "two-1"):
+        _log(tmp_path / name)
+    report = Import(ImportRequest("rustlog", tmp_path, mapping)).dry_run()
+    assert [one.what for one in report.skipped] == [refused]
+    assert not report.is_complete
+
+
+def test_two_folders_of_one_partition_are_not_mixed(tmp_path: Path) -> None:
+    for name in ("t-1", "t_1", "t/1"):
+        _log(tmp_path / name)
+    report = Import(ImportRequest("rustlog", tmp_path)).dry_run()
+    assert [(row.topic, row.partition) for row in report.partitions] == [("t", 1)]
+    assert len(report.skipped) == 2
+    assert not report.is_complete
+
+
 def test_segments_right_in_the_directory_are_a_topic_of_its_name(tmp_path: Path) -> None:
     _log(tmp_path / "events", 100)
     records, _ = read("rustlog", tmp_path / "events")
@@ -36,8 +95,17 @@ def test_a_torn_tail_costs_the_torn_record(tmp_path: Path) -> None:
     assert (findings["t-0"].count, findings["t-0"].bytes) == (1, 14)
 
 
-@pytest.mark.parametrize("position", range(12))
-def test_a_flip_in_a_records_head_costs_that_record_alone(tmp_path: Path, position: int) -> None:
+@pytest.mark.parametrize("position", range(4, 12))
+def test_a_flip_in_an_offset_costs_no_record(tmp_path: Path, position: int) -> None:
+    path = _log(tmp_path / "t-0")
+    flip(path, 28 + position)
+    records, findings = read("rustlog", tmp_path)
+    assert values(records["t-0"]) == list(enumerate(PAYLOADS))
+    assert (findings["t-0"].count, findings["t-0"].renumbered) == (0, 1)
+
+
+@pytest.mark.parametrize("position", range(4))
+def test_a_flip_in_a_length_costs_that_record_alone(tmp_path: Path, position: int) -> None:
     path = _log(tmp_path / "t-0")
     flip(path, 28 + position)
     records, findings = read("rustlog", tmp_path)

@@ -17,6 +17,7 @@ from penstock.cli.connection import BOOTSTRAP_DEFAULT, AsJson, reach
 from penstock.cli.failure import Failed, Interrupted, Misused, checked_topic, key_values
 from penstock.cli.master import MasterOption, check_master
 from penstock.cli.output import counted, note, print_json, print_table
+from penstock.model.limits import PARTITIONS_PER_TOPIC_MAX
 
 if TYPE_CHECKING:
     from penstock.imports.engine import Engine, Watcher
@@ -65,7 +66,8 @@ def import_(
         list[str] | None, typer.Option("--topic", metavar="NAME", help="Only this topic; can be given again.")
     ] = None,
     mapping: Annotated[
-        list[str] | None, typer.Option("--map", metavar="OLD=NEW", help="Call a topic otherwise; can be given again.")
+        list[str] | None,
+        typer.Option("--map", metavar="OLD=NEW[:PARTITION]", help="Rename a topic on import; can be given again."),
     ] = None,
     configs: Annotated[
         list[str] | None,
@@ -79,12 +81,17 @@ def import_(
         Path | None,
         typer.Option("--progress", metavar="DIR", help="Where it is kept how far it came, until all is done."),
     ] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Exit with 0 although something could not be imported.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Import another broker's data directory, and read back what was written.
 
     Without --data-dir it goes to a running broker. A run that was interrupted goes on when it is started again with the
     same words. Topics must be new or empty, and nothing in them expires unless --config says so.
+
+    Everything readable is imported. If anything is not, the exit code is 1, unless --accept-loss is given.
     """
     from penstock.client.kafka import KafkaError, KafkaSettings
     from penstock.imports.engine import ImportFailed
@@ -116,6 +123,19 @@ def import_(
         print_json(report.as_dict())
     else:
         _print(report)
+    if not report.is_complete and not accept_loss:
+        raise Failed(_loss(report))
+
+
+def _loss(report: Report) -> str:
+    parts = []
+    if report.damage_count:
+        places = counted(report.damage_count, "damaged place")
+        parts.append(f"{places} ({counted(report.damaged_bytes, 'byte')})")
+    if report.skipped.losses:
+        parts.append(f"{report.skipped.losses:,} skipped")
+    what = "not everything can be imported" if report.dry_run else "not everything was imported"
+    return f"{what}: {', '.join(parts)}; see the report, or accept that with --accept-loss"
 
 
 def _mapping(pairs: list[str]) -> dict[str, str]:
@@ -124,7 +144,11 @@ def _mapping(pairs: list[str]) -> dict[str, str]:
         old, equals, new = pair.rpartition("=")
         if not equals:
             raise Misused(f"--map {pair}: write it as OLD=NEW")
-        names[old] = checked_topic(new)
+        topic, colon, number = new.partition(":")
+        checked_topic(topic)
+        if colon and not (number.isascii() and number.isdecimal() and int(number) < PARTITIONS_PER_TOPIC_MAX):
+            raise Misused(f"--map {pair}: {number} is not a partition; write it as OLD=NEW or OLD=NEW:PARTITION")
+        names[old] = new
     return names
 
 
@@ -207,15 +231,8 @@ def _print(report: Report) -> None:
             for row in report.partitions
         ],
     )
-    for row in report.partitions:
-        for finding in row.damage:
-            print(f"damaged: {finding}")
-        if row.damage_count > len(row.damage):
-            print(f"damaged: {row.damage_count - len(row.damage)} more places in {row.source_topic}-{row.partition}")
-    for finding in report.damage:
-        print(f"damaged: {finding}")
-    for one in report.skipped:
-        print(f"skipped: {one.what}: {one.why}")
+    for line in report.losses():
+        print(line)
     for text in report.notes:
         note(text)
     if report.aborted_transactions:

@@ -7,9 +7,13 @@ error of one read, not the end of the process.
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from penstock.imports.entries import open_regular
 
 WINDOW_BYTES = 4 * 1024 * 1024
 
@@ -17,12 +21,12 @@ WINDOW_BYTES = 4 * 1024 * 1024
 class FileBytes:
     __slots__ = ("_fd", "_window", "_window_start", "modified_ms", "path", "size")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path, size: int | None = None) -> None:
+        """`size` is what of it is looked at: a live broker may have appended meanwhile."""
         self.path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = open_regular(path)
         status = os.fstat(self._fd)
-        self.size = status.st_size
-        """As it was when it was opened: a live broker may append meanwhile."""
+        self.size = status.st_size if size is None else min(size, status.st_size)
         self.modified_ms = status.st_mtime_ns // 1_000_000
         self._window = b""
         self._window_start = 0
@@ -56,6 +60,23 @@ class FileBytes:
                 return -1
             position += len(window) - overlap
         return -1
+
+    def matches(self, pattern: re.Pattern[bytes], pattern_bytes: int, position: int, end: int) -> Iterator[int]:
+        """Every position from `position` to before `end` at which `pattern`, which is `pattern_bytes` long, matches.
+
+        Matches may overlap. The caller may read elsewhere in the file between two of them.
+        """
+        end = min(end, self.size - pattern_bytes + 1)
+        while position < end:
+            length = min(WINDOW_BYTES, end - position + pattern_bytes - 1)
+            window = self.at(position, length)
+            found = pattern.search(window)
+            while found is not None:
+                yield position + found.start()
+                found = pattern.search(window, found.start() + 1)
+            if len(window) < length:  # the file became shorter
+                return
+            position += length - pattern_bytes + 1
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -2,9 +2,10 @@
 
     record = offset i64 | key length u16 | key | value length u32 | value          (big-endian)
 
-Its broker refuses a file with a torn tail; here the tail is cut and reported. Two requests at once could open a log twice
-and give an offset twice: the second record of an offset gets the next free one, and the report counts it. Records have no
-time; they get that of the file's last change. Empty keys stay empty, as the dialect writes them.
+Its broker refuses a file with a torn tail; here the tail is left out and reported. Requests that arrive at the same time
+open a log several times, and each handle counts offsets on its own: records whose offset was given before get the next
+free one, in file order, and the report counts them. Records have no time; they get that of the file's last change. Empty
+keys stay empty, as the dialect writes them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from pathlib import Path
 
 from penstock.imports.bytes_of_file import FileBytes
 from penstock.imports.cutting import cut_batches
-from penstock.imports.frames import Frame, numbered_records
-from penstock.imports.source import Commit, Findings, Found, Skipped, SourcePartition, partition_number
+from penstock.imports.entries import walk
+from penstock.imports.frames import Frame, Head
+from penstock.imports.numbered import NumberedFormat, numbered_records
+from penstock.imports.source import Commit, Findings, Found, SourcePartition, partition_number
 from penstock.records.batch import Batch
 
 RECORD_BYTES_MAX = 8 * 1024 * 1024
@@ -29,20 +32,23 @@ _OFFSET = struct.Struct(">q")
 
 def find(root: Path) -> Found:
     found = Found()
-    for path in sorted(root.iterdir()):
-        topic, dash, number_text = path.stem.rpartition("-")
-        number = partition_number(number_text)
-        if path.suffix != ".log" or not path.is_file():
-            found.skipped.append(Skipped(path.name, "not a .log file"))
-        elif not dash or number is None:
-            found.skipped.append(Skipped(path.name, "its name is not TOPIC-PARTITION.log"))
-        else:
-            found.partitions.append(SourcePartition(topic, number, (str(path),)))
+    for folder in walk(root, found.skipped):
+        if folder.name:
+            folder.skip_whole(found.skipped, "Day1 has no folders")
+            continue
+        for name, size in list(folder.files.items()):
+            topic, dash, number_text = name.removesuffix(".log").rpartition("-")
+            number = partition_number(number_text)
+            if name.endswith(".log") and dash and number is not None:
+                del folder.files[name]
+                path = str(folder.path / name)
+                found.partitions.append(SourcePartition(topic, number, (path,), sizes=(size,)))
+        folder.skip_rest(found.skipped, "its name is not TOPIC-PARTITION.log", lambda _: False)
     return found
 
 
 def batches(partition: SourcePartition, findings: Findings, start: int = 0) -> Iterator[Batch]:
-    return cut_batches(numbered_records(partition, _parse, _peek, findings), start)
+    return cut_batches(numbered_records(partition, _FORMAT, findings), start)
 
 
 def commits(root: Path, findings: Findings) -> list[Commit]:
@@ -61,9 +67,12 @@ def _parse(file: FileBytes, position: int) -> Frame | None:
     at = position + _OFFSET_AND_KEY_LENGTH.size + key_bytes + _VALUE_LENGTH.size
     if value_bytes > RECORD_BYTES_MAX or at + value_bytes > file.size:
         return None
-    return Frame(at + value_bytes, offset, -1, rest[:key_bytes], file.at(at, value_bytes))
+    return Frame(at + value_bytes, offset, file.modified_ms, rest[:key_bytes], file.at(at, value_bytes))
 
 
 def _peek(file: FileBytes, position: int) -> int | None:
     head = file.at(position, _OFFSET.size)
     return _OFFSET.unpack(head)[0] if len(head) == _OFFSET.size else None
+
+
+_FORMAT = NumberedFormat(_parse, _peek, Head.of(rb"(?!\0{14})\0\0.{12}", 14), 14)

@@ -18,9 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.imports.bytes_of_file import FileBytes
+from penstock.imports.counted import counted_frames
 from penstock.imports.cutting import cut_batches
-from penstock.imports.frames import Frame, counted_frames
-from penstock.imports.source import Commit, Findings, Found, Skipped, SourcePartition, SourceRecord, segment_files
+from penstock.imports.entries import read_small, walk
+from penstock.imports.frames import Frame
+from penstock.imports.source import Commit, Findings, Found, Skips, SourcePartition, SourceRecord
+from penstock.model.limits import IMPORT_SMALL_FILE_BYTES_MAX
 from penstock.records.batch import Batch
 
 RECORD_BYTES_MAX = 10 * 1024 * 1024
@@ -34,19 +37,29 @@ _PARTITION = re.compile(r"(?P<topic>.*)_(?P<number>[0-9]+)", re.DOTALL)
 
 def find(root: Path) -> Found:
     found = Found()
-    for folder in sorted(path for path in root.rglob("*") if path.is_dir()):
-        name = folder.relative_to(root).as_posix()
-        if name.split("/")[0] == COMMITS:
+    for folder in walk(root, found.skipped):
+        if folder.parts[0] == COMMITS:
+            folder.skip_rest(found.skipped, "not a file of FluxGo", _is_commit if "/" in folder.name else _is_log)
             continue
-        files = segment_files(folder, ".log")
-        match = _PARTITION.fullmatch(name)
+        match = _PARTITION.fullmatch(folder.name)
+        files, sizes = folder.take_segments(".log")
         if files and match:
-            found.partitions.append(SourcePartition(match["topic"], int(match["number"]), tuple(map(str, files))))
+            found.partitions.append(SourcePartition(match["topic"], int(match["number"]), files, sizes=sizes))
         elif files:
-            found.skipped.append(Skipped(name, "its name is not TOPIC_PARTITION"))
-        elif match and any(folder.glob("*.index")):
-            found.skipped.append(Skipped(name, "it has an index and no .log file"))
+            found.skipped.add(folder.name, "its name is not TOPIC_PARTITION")
+        elif match and any(size for name, size in folder.files.items() if name.endswith(".index")):
+            found.skipped.add(folder.name, "it has an index and no .log file")
+        folder.skip_rest(found.skipped, "not a file of FluxGo", lambda name: name.endswith(".index"))
     return found
+
+
+def _is_commit(name: str) -> bool:
+    return name.endswith((".offset", ".offset.tmp"))
+
+
+def _is_log(name: str) -> bool:
+    """FluxGo takes the folder of committed offsets for a log, and makes files in it."""
+    return name.endswith((".log", ".index"))
 
 
 def batches(partition: SourcePartition, findings: Findings, start: int = 0) -> Iterator[Batch]:
@@ -55,14 +68,15 @@ def batches(partition: SourcePartition, findings: Findings, start: int = 0) -> I
 
 def _records(partition: SourcePartition, findings: Findings) -> Iterator[SourceRecord]:
     following = 0
-    for path in map(Path, partition.files):
+    for name, size in zip(partition.files, partition.sizes, strict=True):
+        path = Path(name)
         base_offset = max(int(path.stem), following)
         is_moved = base_offset > int(path.stem)
-        with FileBytes(path) as file:
-            for _, number, frame in counted_frames(file, _parse, findings, _anchors(path), searches=False):
+        with FileBytes(path, size) as file:
+            for number, frame in counted_frames(file, _parse, findings, _anchors(path), blank_bytes=_LENGTH.size):
                 findings.renumbered += is_moved
                 following = base_offset + number + 1
-                yield SourceRecord(base_offset + number, file.modified_ms, None, frame.value)
+                yield SourceRecord(base_offset + number, frame.timestamp, None, frame.value)
 
 
 def _parse(file: FileBytes, position: int) -> Frame | None:
@@ -73,14 +87,14 @@ def _parse(file: FileBytes, position: int) -> Frame | None:
     at = position + _LENGTH.size
     if length > RECORD_BYTES_MAX or at + length > file.size:
         return None
-    return Frame(at + length, -1, -1, None, file.at(at, length))
+    return Frame(at + length, -1, file.modified_ms, None, file.at(at, length))
 
 
 def _anchors(log: Path) -> dict[int, int]:
     """Positions of records by the index. Numbers are places in the order of positions, and count what was overwritten
     only where the entry's own number is higher."""
     try:
-        data = log.with_suffix(".index").read_bytes()
+        data = read_small(log.with_suffix(".index"), IMPORT_SMALL_FILE_BYTES_MAX)
     except OSError:
         return {}
     whole = len(data) - len(data) % _INDEX_ENTRY.size
@@ -89,16 +103,30 @@ def _anchors(log: Path) -> dict[int, int]:
 
 
 def commits(root: Path, findings: Findings) -> list[Commit]:
-    folder = root / COMMITS
     found = []
-    for path in sorted(folder.glob("*/*.offset")) if folder.is_dir() else ():
-        match = _PARTITION.fullmatch(path.name.removesuffix(".offset"))
-        data = path.read_bytes()
-        if match is None:
-            findings.add(str(path), 0, len(data), "its name is not TOPIC_PARTITION.offset")
-        elif len(data) < _LENGTH.size:
-            findings.add(str(path), 0, len(data), "a committed offset of fewer than 8 bytes")
-        else:
-            offset = _LENGTH.unpack_from(data)[0]
-            found.append(Commit(path.parent.name, match["topic"], int(match["number"]), offset))
+    for folder in walk(root, Skips()):
+        if not folder.name:
+            folder.folders[:] = [name for name in folder.folders if name == COMMITS]
+        elif folder.name.count("/") == 1:
+            folder.folders.clear()
+            group = folder.parts[1]
+            for name in folder.files:
+                if name.endswith(".offset"):
+                    found += _read_commit(folder.path / name, group, findings)
     return found
+
+
+def _read_commit(path: Path, group: str, findings: Findings) -> list[Commit]:
+    match = _PARTITION.fullmatch(path.name.removesuffix(".offset"))
+    if match is None:
+        findings.add(str(path), 0, 0, "its name is not TOPIC_PARTITION.offset")
+        return []
+    try:
+        data = read_small(path, IMPORT_SMALL_FILE_BYTES_MAX)
+    except OSError as error:
+        findings.add(str(path), 0, 0, f"cannot be read: {error}")
+        return []
+    if len(data) < _LENGTH.size:
+        findings.add(str(path), 0, len(data), "a committed offset of fewer than 8 bytes")
+        return []
+    return [Commit(group, match["topic"], int(match["number"]), _LENGTH.unpack_from(data)[0])]

@@ -1,23 +1,35 @@
 """A data directory of Apache Kafka, or of another Penstock: the format is ours too, so batches come over as they are.
 
-Every batch is checked against its CRC. A damaged one is left out, and the scan goes on at the next sound batch: right behind
-it where its length can be believed, else wherever one begins. Indexes and snapshots are not read; the log says it all.
-Kafka's own topics are not taken over: of `__consumer_offsets` the committed offsets are, and producers are known from the
-logs. Batches of the formats before 0.11 (magic 0 and 1) are reported as what cannot be read.
+Every batch is checked against its CRC, and its records are counted. A damaged one is left out, and the scan goes on at the
+next sound batch: right after it where its length can be believed, else wherever one begins. Indexes and snapshots are not
+read; the log says it all. Kafka's own topics are not taken over: of `__consumer_offsets` the committed offsets are, and
+producers are known from the logs. Batches of the formats before 0.11 (magic 0 and 1) are reported as what cannot be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from penstock.imports.bytes_of_file import FileBytes
+from penstock.imports.entries import Folder, read_small, walk
 from penstock.imports.kafka_commits import Committed, read_commit
-from penstock.imports.source import Commit, Findings, Found, Skipped, SourcePartition
+from penstock.imports.kafka_scan import KafkaScan
+from penstock.imports.kafka_search import next_sound
+from penstock.imports.source import (
+    OFFSET_END,
+    Commit,
+    Findings,
+    Found,
+    Skips,
+    SourcePartition,
+    partition_number,
+)
 from penstock.imports.transactions import Transactions
-from penstock.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, Batch, BatchError
+from penstock.model.limits import IMPORT_SMALL_FILE_BYTES_MAX
+from penstock.records.batch import Batch, BatchError
 from penstock.records.record import read_records
-from penstock.storage.segment_reader import base_offset_of, list_partitions, list_segments, read_segment
+from penstock.storage.segment_reader import Damage, base_offset_of, read_segment
 
 RECORD_BYTES_MAX = 1 << 30
 TAKES_FILES_OVER = True
@@ -25,43 +37,87 @@ COMMITS = "__consumer_offsets"
 OWN_TOPICS = frozenset({COMMITS, "__transaction_state", "__cluster_metadata", "__share_group_state"})
 START_OFFSETS = "log-start-offset-checkpoint"
 
-_MAGIC_AT = 16
-_LENGTH_AT = 8
-_SEARCH_BYTES_MAX = 64 * 1024 * 1024
-"""How far behind damage a sound batch is looked for."""
+_PARTITION = re.compile(r"(?P<topic>.+)-(?P<number>[0-9]+)", re.DOTALL)
+_LEFT_BEHIND = ("-delete", "-future", "-stray")
+_NO_DATA = frozenset({".trash", ".import"})
+"""Folders of a Penstock that hold what is deleted, or imported."""
+_ROOT_FILES = frozenset(
+    {
+        ".kafka_cleanshutdown",
+        ".lock",
+        "bootstrap.checkpoint",
+        "checkpoint",
+        "cleaner-offset-checkpoint",
+        "clean-stop",
+        "identity",
+        "leader-epoch",
+        "meta.properties",
+        "producer-ids",
+        "recovery-point-offset-checkpoint",
+        "replication-offset-checkpoint",
+        "topics",
+        START_OFFSETS,
+    }
+)
+_LOG_FILES = re.compile(
+    r".*\.(index|timeindex|txnindex|snapshot|tmp|checkpoint)|.*\.(deleted|cleaned|replaced)([.-].*)?"
+    r"|leader-epoch-checkpoint|partition\.metadata",
+    re.DOTALL,
+)
+_SEGMENT_DIGITS = 20
 
 
 def find(root: Path) -> Found:
     found = Found()
-    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        if folder.name.endswith(("-delete", "-future", "-stray")):
-            found.skipped.append(Skipped(folder.name, "the broker was deleting or moving it"))
-    for folder in list_partitions(root):
-        topic, _, number = folder.name.rpartition("-")
-        if topic not in OWN_TOPICS:
-            found.partitions.append(SourcePartition(topic, int(number), tuple(map(str, list_segments(folder)))))
+    found.partitions = [one for one in _partitions(root, found.skipped) if one.topic not in OWN_TOPICS]
     return found
 
 
+def _partitions(root: Path, skips: Skips) -> Iterator[SourcePartition]:
+    """Those of Kafka's own topics too, by topic and number."""
+    found = []
+    for folder in walk(root, skips):
+        match = _PARTITION.fullmatch(folder.name)
+        if not folder.name:
+            folder.folders[:] = [name for name in folder.folders if name not in _NO_DATA]
+            folder.skip_rest(skips, "not a file of Kafka", lambda name: name in _ROOT_FILES or name.endswith(".tmp"))
+        elif folder.name.endswith(_LEFT_BEHIND):
+            skips.add(folder.name, "the broker was deleting or moving it", is_loss=False)
+            folder.folders.clear()
+        elif match is None or "/" in folder.name:
+            folder.skip_whole(skips, "its name is not TOPIC-PARTITION")
+        else:
+            files, sizes = folder.take_segments(".log", _SEGMENT_DIGITS)
+            if files:
+                found.append(SourcePartition(match["topic"], int(match["number"]), files, sizes=sizes))
+            if match["topic"] not in OWN_TOPICS:
+                _skip_rest(folder, skips)
+    return iter(sorted(found, key=lambda one: (one.topic, one.partition)))
+
+
+def _skip_rest(folder: Folder, skips: Skips) -> None:
+    for name in [
+        name for name in folder.files if "swap" in name and not name.endswith((".deleted", ".cleaned", ".replaced"))
+    ]:
+        del folder.files[name]
+        skips.add(f"{folder.name}/{name}", "compaction was interrupted: start the broker once and stop it")
+    folder.skip_rest(skips, "not a file of Kafka", lambda name: _LOG_FILES.fullmatch(name) is not None)
+
+
 def batches(partition: SourcePartition, findings: Findings, start: int = 0) -> Iterator[Batch]:
-    for _, _, batch in located_batches(partition, findings):
+    for batch in KafkaScan(partition, findings):
         if batch.last_offset >= start:
-            yield batch
-
-
-def located_batches(partition: SourcePartition, findings: Findings) -> Iterator[tuple[str, int, Batch]]:
-    """Every sound batch with its file and position, offsets rising over all files."""
-    following = 0
-    for file in partition.files:
-        for position, batch in sound_batches(Path(file), findings):
-            if batch.base_offset < following:
-                findings.add(file, position, batch.size, f"offset {batch.base_offset} again, {following} is due")
-                continue
-            following = batch.next_offset
-            yield file, position, batch
+            yield Batch(memoryview(bytes(batch.view)))
 
 
 def sound_batches(path: Path, findings: Findings) -> Iterator[tuple[int, Batch]]:
+    return scan_past_damage(
+        path, lambda damage, length: findings.add(str(path), damage.position, length, damage.reason)
+    )
+
+
+def scan_past_damage(path: Path, damaged_by: Callable[[Damage, int], None]) -> Iterator[tuple[int, Batch]]:
+    """Every sound batch with its position; `damaged_by` is called with each damage and its length in bytes."""
     position = 0
     following = base_offset_of(path)
     while True:
@@ -74,49 +130,16 @@ def sound_batches(path: Path, findings: Findings) -> Iterator[tuple[int, Batch]]
         damaged = scan.damage.position
         sound = next_sound(path, damaged, following)
         end = damaged + scan.damage.bytes_left if sound is None else sound
-        findings.add(str(path), damaged, end - damaged, scan.damage.reason)
+        damaged_by(scan.damage, end - damaged)
         if sound is None:
             return
         position = sound
 
 
-def next_sound(path: Path, damaged: int, following: int) -> int | None:
-    """Where the next sound batch with offsets from `following` on begins behind `damaged`."""
-    with FileBytes(path) as file:
-        head = file.at(damaged, HEADER_BYTES)
-        if len(head) == HEADER_BYTES:
-            size = int.from_bytes(head[_LENGTH_AT:LENGTH_PREFIX_BYTES], "big", signed=True) + LENGTH_PREFIX_BYTES
-            if size > HEADER_BYTES and _is_sound(file, damaged + size, following):
-                return damaged + size
-        at = damaged + 1
-        end = min(file.size, damaged + _SEARCH_BYTES_MAX)
-        while at < end:
-            magic = file.find(bytes([MAGIC]), at + _MAGIC_AT, end)
-            if magic < 0:
-                return None
-            at = magic - _MAGIC_AT
-            if _is_sound(file, at, following):
-                return at
-            at += 1
-    return None
-
-
-def _is_sound(file: FileBytes, position: int, following: int) -> bool:
-    head = file.at(position, HEADER_BYTES)
-    if len(head) < HEADER_BYTES:
-        return False
-    header = Batch.of_header(memoryview(head))
-    if header.magic != MAGIC or not HEADER_BYTES <= header.size <= file.size - position:
-        return False
-    if not following <= header.base_offset < 1 << 62 or header.last_offset_delta < 0 or header.count < 0:
-        return False
-    return Batch(memoryview(file.at(position, header.size))).crc_is_right()
-
-
 def log_start_offsets(root: Path) -> dict[tuple[str, int], int]:
     """What Kafka noted about logs that do not begin where their first segment does (delete-records)."""
     try:
-        version, _, *rows = (root / START_OFFSETS).read_text().splitlines()
+        version, _, *rows = read_small(root / START_OFFSETS, IMPORT_SMALL_FILE_BYTES_MAX).decode().splitlines()
     except (OSError, ValueError):
         return {}
     if version != "0":
@@ -125,34 +148,35 @@ def log_start_offsets(root: Path) -> dict[tuple[str, int], int]:
     for row in rows:
         topic, _, rest = row.partition(" ")
         number, _, offset = rest.partition(" ")
-        if number.isdecimal() and offset.isdecimal():
-            starts[topic, int(number)] = int(offset)
+        if partition_number(number) is not None and partition_number(offset) is not None:
+            starts[topic, int(number)] = min(int(offset), OFFSET_END)
     return starts
 
 
 def commits(root: Path, findings: Findings) -> list[Commit]:
     latest: dict[tuple[str, str, int], Committed] = {}
-    for folder in list_partitions(root):
-        topic, _, number = folder.name.rpartition("-")
-        if topic != COMMITS:
+    for partition in _partitions(root, Skips()):
+        if partition.topic != COMMITS:
             continue
-        partition = SourcePartition(topic, int(number), tuple(map(str, list_segments(folder))))
         transactions = Transactions()
         for batch in batches(partition, findings):
             transactions.note(batch)
         for batch in transactions.committed(batches(partition, Findings())):
             try:
-                records = list(read_records(batch))
+                _read_commits(batch, latest)
             except BatchError as error:
-                findings.add(str(folder), 0, batch.size, f"the batch at offset {batch.base_offset}: {error}")
-                continue
-            for record in records:
-                entry = read_commit(record.key, record.value)
-                if entry is not None and entry[1] is not None:
-                    latest[entry[0]] = entry[1]
-                elif entry is not None:
-                    latest.pop(entry[0], None)
+                reason = f"the batch at offset {batch.base_offset}: {error}"
+                findings.add(partition.files[0], 0, batch.size, reason)
     return [
         Commit(group, topic, number, one.offset, one.metadata, one.leader_epoch)
         for (group, topic, number), one in sorted(latest.items())
     ]
+
+
+def _read_commits(batch: Batch, latest: dict[tuple[str, str, int], Committed]) -> None:
+    for record in read_records(batch):
+        entry = read_commit(record.key, record.value)
+        if entry is not None and entry[1] is not None:
+            latest[entry[0]] = entry[1]
+        elif entry is not None:
+            latest.pop(entry[0], None)

@@ -1,8 +1,8 @@
 """The fast way through segment files of Kafka's format: every batch checked, nothing kept, one buffer for all.
 
-It gives the same batches as `kafka.located_batches`, but each only until the next is asked for: their bytes are overwritten.
-Beside them it notes stretches of sound batches with a checksum over all their bytes, which is what a copy is compared
-with, piece by piece and without looking at batches again.
+Each batch can be used until the next is asked for: its bytes are overwritten then. It also notes stretches of
+sound ones with a checksum over all their bytes, which is what a copy is compared with, piece by piece and without looking
+at batches again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from penstock.imports.kafka import next_sound
+from penstock.imports.batch_checks import batch_problem
+from penstock.imports.entries import open_regular
+from penstock.imports.kafka_search import next_sound
 from penstock.imports.source import Findings, SourcePartition
+from penstock.model.limits import IMPORT_BATCH_BYTES_MAX
 from penstock.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, Batch
+from penstock.records.record import header_problem
 from penstock.storage.segment_reader import base_offset_of
 
 BUFFER_BYTES = 1024 * 1024
@@ -46,19 +50,20 @@ class KafkaScan:
         self._following = 0
 
     def __iter__(self) -> Iterator[Batch]:
-        for file in self._partition.files:
-            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        for file, size in zip(self._partition.files, self._partition.sizes, strict=True):
+            fd = open_regular(file)
             try:
-                yield from self._scan(file, fd)
+                yield from self._scan(file, fd, min(size, os.fstat(fd).st_size))
             finally:
                 os.close(fd)
 
-    def _scan(self, file: str, fd: int) -> Iterator[Batch]:
-        size = os.fstat(fd).st_size
+    def _scan(self, file: str, fd: int, size: int) -> Iterator[Batch]:
         least = base_offset_of(Path(file))
         position = 0
         while position < size:
-            filled = os.preadv(fd, [self._buffer], position)
+            filled = os.preadv(fd, [self._buffer[: size - position]], position)
+            if not filled:
+                raise OSError(f"{file} became shorter while it was read")
             at = 0
             reason = ""
             while at < filled:
@@ -91,6 +96,8 @@ class KafkaScan:
                 return f"magic {buffer[at + 16]} is not that of a record batch ({MAGIC})"
             if at + size > left:
                 return f"a batch of {size} bytes is cut off"
+            if size > IMPORT_BATCH_BYTES_MAX:
+                return f"a batch of {size} bytes; at most {IMPORT_BATCH_BYTES_MAX} are read"
             if at == 0:
                 self._buffer = memoryview(bytearray(size))
             return ""
@@ -103,7 +110,7 @@ class KafkaScan:
             return "the CRC does not fit the batch"
         if batch.base_offset < least or batch.last_offset_delta < 0:
             return f"base offset {batch.base_offset} where {least} or more is due"
-        return batch
+        return header_problem(batch) or batch_problem(batch) or batch
 
     def _sound(self, file: str, position: int, length: int) -> None:
         last = self.stretches[-1] if self.stretches else None

@@ -4,35 +4,41 @@
               payload                                              (big-endian; total counts what follows it)
     commits = records of `__consumer_offsets`: key `group:topic:partition`, payload the offset in decimal digits
 
-After a restart MiniKafka begins with id 0 again in every partition, in files that may hold older records. So the files of a
-partition are cut into runs of rising ids, and the runs are put in the order of their times. The first run keeps its
-ids; later ones whose ids were given before get the next free offsets, and the report counts them. A committed offset means
-the run that was written to when it was committed.
+After a restart MiniKafka begins with id 0 again in every partition, in files that may hold older records; and producers
+that write at the same time repeat ids and overtake each other. So records come in the order in which they lie in a file.
+Where ids fall back, another file of the partition may hold older records: those come first, by their times. Records whose
+id was given before get the next free offset, and the report counts them.
+
+A committed offset is one above the id of the last record that the group has read. It becomes the offset after that record:
+the last one with that id that was there when the offset was committed.
 
 Keys lie there as UTF-8 of the bytes that were sent, each taken for a character; they come over as those bytes.
 """
 
 from __future__ import annotations
 
+import heapq
 import struct
 import zlib
-from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from penstock.imports.bytes_of_file import FileBytes
+from penstock.imports.checked import checked_frames
 from penstock.imports.cutting import cut_batches
-from penstock.imports.frames import Frame, numbered_frames
+from penstock.imports.entries import walk
+from penstock.imports.frames import Frame, Head
+from penstock.imports.numbering import number_frames
 from penstock.imports.source import (
     Commit,
     Findings,
     Found,
-    Skipped,
+    Skips,
     SourcePartition,
     SourceRecord,
     partition_number,
-    segment_files,
+    usable_time,
 )
 from penstock.records.batch import Batch
 
@@ -41,45 +47,38 @@ KEY_BYTES_MAX = 1024
 """Its broker takes a longer one for damage; on disk a byte of a key may be two."""
 TAKES_FILES_OVER = False
 COMMITS = "__consumer_offsets"
+LOGS = "logs"
 
 _HEAD = struct.Struct(">iIqqi")
 _LENGTH = struct.Struct(">i")
 _FIXED_BYTES = 28
 """What a record's total counts beside key and payload."""
-
-
-class Run(NamedTuple):
-    """Records of one file whose ids rise: what was written between two restarts."""
-
-    first_timestamp: int
-    first_id: int
-    last_id: int
-    file: str
-    start: int
-    end: int
-    """Positions of its first record, and behind its last."""
-
-
-class PlacedRun(NamedTuple):
-    run: Run
-    shift: int
-    """From ids to offsets."""
+_DIGITS_MAX = 19
+"""Of an offset."""
 
 
 def find(root: Path) -> Found:
     found = Found()
-    logs = root / "logs" if (root / "logs").is_dir() else root
-    for topic in sorted(path for path in logs.iterdir() if path.is_dir()):
-        if topic.name == COMMITS:
-            continue
-        for folder in sorted(path for path in topic.iterdir() if path.is_dir()):
-            number = partition_number(folder.name)
-            files = segment_files(folder, ".log")
-            if files and number is None:
-                found.skipped.append(Skipped(f"{topic.name}/{folder.name}", "its name is no partition number"))
-            elif files and number is not None:
-                found.partitions.append(SourcePartition(topic.name, number, tuple(map(str, files))))
+    found.partitions = [one for one in _partitions(root, found.skipped) if one.topic != COMMITS]
     return found
+
+
+def _partitions(root: Path, skips: Skips) -> Iterator[SourcePartition]:
+    """Those of its own topic too. A topic with a slash lies in nested folders."""
+    top = ""
+    for folder in walk(root, skips):
+        if not folder.name and LOGS in folder.folders:
+            top = LOGS + "/"
+        if not (folder.name + "/").startswith(top) and folder.name:
+            folder.skip_whole(skips, f"not in {LOGS}/")
+            continue
+        topic, _, number_text = folder.name.removeprefix(top).rpartition("/")
+        number = partition_number(number_text)
+        if topic and number is not None:
+            files, sizes = folder.take_segments(".log")
+            if files:
+                yield SourcePartition(topic, number, files, sizes=sizes)
+        folder.skip_rest(skips, "not a file of MiniKafka, or not in TOPIC/PARTITION", lambda _: False)
 
 
 def batches(partition: SourcePartition, findings: Findings, start: int = 0) -> Iterator[Batch]:
@@ -87,43 +86,59 @@ def batches(partition: SourcePartition, findings: Findings, start: int = 0) -> I
 
 
 def _records(partition: SourcePartition, findings: Findings) -> Iterator[SourceRecord]:
-    placed = _place(_runs(partition, findings))
-    for run, shift in placed:
-        with FileBytes(Path(run.file)) as file:
-            # What is wrong with the file was found when it was cut into runs.
-            for position, frame in numbered_frames(file, _parse, _peek, Findings(), run.start):
-                if position >= run.end:
-                    break
-                findings.renumbered += shift != 0
-                yield SourceRecord(frame.offset + shift, frame.timestamp, frame.key, frame.value)
+    for offset, frame in _numbered(partition, findings):
+        yield SourceRecord(offset, frame.timestamp, frame.key, frame.value)
 
 
-def _runs(partition: SourcePartition, findings: Findings) -> list[Run]:
-    runs: list[Run] = []
-    for path in partition.files:
-        with FileBytes(Path(path)) as file:
-            run: Run | None = None
-            for position, frame in numbered_frames(file, _parse, _peek, findings):
-                if run is not None and frame.offset > run.last_id:
-                    run = run._replace(last_id=frame.offset, end=frame.end)
-                else:
-                    if run is not None:
-                        runs.append(run)
-                    run = Run(frame.timestamp, frame.offset, frame.offset, path, position, frame.end)
-            if run is not None:
-                runs.append(run)
-    runs.sort(key=lambda run: run.first_timestamp)
-    return runs
+def _numbered(partition: SourcePartition, findings: Findings) -> Iterator[tuple[int, Frame]]:
+    return number_frames(_in_order(partition, findings), findings)
 
 
-def _place(runs: list[Run]) -> list[PlacedRun]:
-    placed = []
-    following = 0
-    for run in runs:
-        shift = max(0, following - run.first_id)
-        following = run.last_id + shift + 1
-        placed.append(PlacedRun(run, shift))
-    return placed
+@dataclass(slots=True)
+class _Cursor:
+    """How far a file has been read."""
+
+    path: str
+    size: int
+    position: int = 0
+    time: int = 0
+    """The latest so far, or that of the next record: times in a file rise, unless a clock was set back."""
+
+
+def _in_order(partition: SourcePartition, findings: Findings) -> Iterator[Frame]:
+    """The frames of all files. One file at a time is open: a partition may have any number of them."""
+    cursors = [_Cursor(path, size) for path, size in zip(partition.files, partition.sizes, strict=True)]
+    waiting: list[tuple[int, int]] = []
+    for number, cursor in enumerate(cursors):
+        cursor.time = _first_time(cursor) if len(cursors) > 1 else 0
+        waiting.append((cursor.time, number))
+    heapq.heapify(waiting)
+    while waiting:
+        _, number = heapq.heappop(waiting)
+        cursor = cursors[number]
+        yield from _until_older(cursor, waiting[0][0] if waiting else None, findings)
+        if cursor.position >= 0:
+            heapq.heappush(waiting, (cursor.time, number))
+
+
+def _first_time(cursor: _Cursor) -> int:
+    with FileBytes(cursor.path, cursor.size) as file:
+        first = next(checked_frames(file, _parse, _HEAD_OF, Findings()), None)
+        return 0 if first is None else first[1].timestamp
+
+
+def _until_older(cursor: _Cursor, next_time: int | None, findings: Findings) -> Iterator[Frame]:
+    """The frames of a file, up to one whose id falls back and that is younger than what waits in another file."""
+    highest = -1
+    with FileBytes(cursor.path, cursor.size) as file:
+        for position, frame in checked_frames(file, _parse, _HEAD_OF, findings, cursor.position):
+            cursor.time = max(cursor.time, frame.timestamp)
+            if frame.offset <= highest and next_time is not None and cursor.time > next_time:
+                cursor.position = position
+                return
+            highest = max(highest, frame.offset)
+            yield frame
+    cursor.position = -1
 
 
 def _parse(file: FileBytes, position: int) -> Frame | None:
@@ -140,7 +155,8 @@ def _parse(file: FileBytes, position: int) -> Frame | None:
     if payload_bytes > RECORD_BYTES_MAX or _LENGTH.unpack_from(rest, key_bytes)[0] != payload_bytes:
         return None
     payload = rest[key_bytes + _LENGTH.size :]
-    return Frame(end, record_id, timestamp, _sent(rest[:key_bytes]), payload, zlib.crc32(payload) == crc)
+    time = usable_time(timestamp, file.modified_ms)
+    return Frame(end, record_id, time, _sent(rest[:key_bytes]), payload, zlib.crc32(payload) == crc)
 
 
 def _sent(stored: bytes) -> bytes:
@@ -151,28 +167,37 @@ def _sent(stored: bytes) -> bytes:
         return stored
 
 
-def _peek(file: FileBytes, position: int) -> int | None:
-    head = file.at(position, _HEAD.size)
-    return _HEAD.unpack(head)[2] if len(head) == _HEAD.size else None
+_HEAD_OF = Head.of(rb"(?!\0\0\0[\0-\x1b])[\0-\x05].{23}\0\0[\0-\x08]", 27)
+"""A length of at least 28 and of at most a hundred million, and a key of at most 2048 bytes."""
 
 
 def commits(root: Path, findings: Findings) -> list[Commit]:
-    logs = root / "logs" if (root / "logs").is_dir() else root
     latest: dict[tuple[str, str, int], tuple[int, int]] = {}
-    folders = sorted(path for path in (logs / COMMITS).iterdir() if path.is_dir()) if (logs / COMMITS).is_dir() else []
-    for folder in folders:
-        partition = SourcePartition(COMMITS, 0, tuple(map(str, segment_files(folder, ".log"))))
-        for record in _records(partition, findings):
-            place = _committed_place(record.key or b"")
-            text = record.value or b""
-            if place is None or not text.isdigit():
-                findings.add(str(folder), 0, len(text), f"a commit that is none: {(record.key or b'')[:60]!r}")
-            elif place[1] != COMMITS:  # at every start MiniKafka commits garbage for its own loader
-                latest[place] = (int(text), record.timestamp)
-    return [
-        Commit(group, topic, number, _offset_of(logs / topic / str(number), offset, timestamp))
-        for (group, topic, number), (offset, timestamp) in sorted(latest.items())
-    ]
+    partitions = {(one.topic, one.partition): one for one in _partitions(root, Skips())}
+    for partition in partitions.values():
+        if partition.topic == COMMITS:
+            _read_commits(partition, latest, findings)
+    committed: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
+    for (group, topic, number), one in latest.items():
+        committed.setdefault((topic, number), {})[group] = one
+    found = []
+    for place, groups in committed.items():
+        offsets = _offsets_now(partitions.get(place, SourcePartition(*place, ())), list(groups.values()))
+        found += [Commit(group, *place, offset) for group, offset in zip(groups, offsets, strict=True)]
+    return sorted(found)
+
+
+def _read_commits(
+    partition: SourcePartition, latest: dict[tuple[str, str, int], tuple[int, int]], findings: Findings
+) -> None:
+    for record in _records(partition, findings):
+        key, text = record.key or b"", record.value or b""
+        place = _committed_place(key)
+        if place is None or not text.isdigit() or len(text) > _DIGITS_MAX:
+            findings.add(partition.files[0], 0, len(text), f"a record that commits no offset: {key[:60]!r}")
+        elif place[1] != COMMITS and record.timestamp >= latest.get(place, (0, 0))[1]:
+            # At every start MiniKafka commits garbage for its own loader.
+            latest[place] = (int(text), record.timestamp)
 
 
 def _committed_place(key: bytes) -> tuple[str, str, int] | None:
@@ -185,11 +210,25 @@ def _committed_place(key: bytes) -> tuple[str, str, int] | None:
     return None if number is None or not group or not topic else (group, topic, number)
 
 
-def _offset_of(folder: Path, record_id: int, timestamp: int) -> int:
-    """The offset that an id has now, if it was committed at that time."""
-    if not folder.is_dir():
-        return record_id
-    placed = _place(_runs(SourcePartition("", 0, tuple(map(str, segment_files(folder, ".log")))), Findings()))
-    at = bisect_right(placed, timestamp, key=lambda one: one.run.first_timestamp) - 1
-    # The runs of one life of the broker have one shift.
-    return record_id + (placed[max(at, 0)].shift if placed else 0)
+def _offsets_now(partition: SourcePartition, committed: list[tuple[int, int]]) -> list[int]:
+    """The offsets that ids have now, each committed at a time, by one reading of the partition."""
+    by_id: dict[int, list[int]] = {}
+    for number, (record_id, _) in enumerate(committed):
+        by_id.setdefault(record_id - 1, []).append(number)
+    offsets = [-1] * len(committed)
+    # A group may stand at an id that no record precedes: it goes on at the first record from there on.
+    rising = sorted(range(len(committed)), key=lambda number: committed[number][0])
+    fallback = [-1] * len(committed)
+    reached = end = 0
+    for offset, frame in _numbered(partition, Findings()):
+        for number in by_id.get(frame.offset, ()):
+            if frame.timestamp <= committed[number][1]:
+                offsets[number] = offset + 1
+        while reached < len(rising) and committed[rising[reached]][0] <= frame.offset:
+            fallback[rising[reached]] = offset
+            reached += 1
+        end = offset + 1
+    return [
+        after if after >= 0 else first if first >= 0 else max(end, record_id)
+        for after, first, (record_id, _) in zip(offsets, fallback, committed, strict=True)
+    ]

@@ -10,7 +10,7 @@ Only what readers of committed records would see is sent: neither markers nor ab
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,9 @@ class SendJob(NamedTuple):
     progress_path: str
     transactions: Transactions
     start_offset: int
+    end_offset: int
+    damaged_bytes: int
+    """What the survey found: the partition is read a second time, and must be the same."""
 
 
 class Sent(NamedTuple):
@@ -87,16 +90,18 @@ class _Sending:
             last = Step(job.start_offset, end, 0, Tally())
             progress.write(last)
         self._step = last
+        self._read_to = last.source_offset
         begun, target = progress.breaks[-1] if progress.breaks else (0, 0)
         self._shift: int | None = target - begun if progress.breaks else None
 
     def run(self) -> Sent:
         job, step = self._job, self._step
         sequence = step.sequence
-        found = source.load(job.reader).batches(job.partition, Findings(), step.source_offset)
+        findings = Findings()
+        found = source.load(job.reader).batches(job.partition, findings, step.source_offset)
         window: list[Stamped] = []
         size = 0
-        for batch in job.transactions.committed(found):
+        for batch in job.transactions.committed(self._noted(found)):
             stamped = stamp(batch, step.source_offset, job.producer, sequence)
             if stamped is None:
                 continue
@@ -108,9 +113,16 @@ class _Sending:
             sequence = sequence + stamped.records & SEQUENCE_MASK
         if window:
             self._send(window)
+        if self._read_to < job.end_offset or findings.bytes != job.damaged_bytes:
+            raise ImportFailed(f"{job.partition} changed while it was imported: import it again to another topic")
         end = self._step
         start = self._progress.breaks[0][1] if self._progress.breaks else end.target_offset
         return Sent(job.topic, job.number, end.tally, start, end.target_offset, self._progress.breaks)
+
+    def _noted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._read_to = batch.next_offset
+            yield batch
 
     def _send(self, window: list[Stamped]) -> None:
         """All at once; after any failure one by one, since the broker tells what it has already."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.imports.source import Commit, Found, Skipped, SourceError, SourcePartition, shown
+from penstock.imports.source import Commit, Found, Skips, SourceError, SourcePartition, shown
 from penstock.imports.survey import Survey
 from penstock.model import limits
 from penstock.model.errors import BrokerError
@@ -29,11 +30,16 @@ class Plan:
 
     names: dict[str, str] = field(default_factory=dict)
     """Topics by the name that they had."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Of topics of one partition that become another partition of another topic."""
     partitions: list[SourcePartition] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: Skips = field(default_factory=Skips)
 
     def target(self, partition: SourcePartition) -> tuple[str, int]:
-        return self.names[partition.topic], partition.partition
+        return self.target_of(partition.topic, partition.partition)
+
+    def target_of(self, topic: str, number: int) -> tuple[str, int]:
+        return self.names[topic], self.numbers.get(topic, number)
 
     def partition_counts(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -42,47 +48,81 @@ class Plan:
             counts[topic] = max(counts.get(topic, 0), number + 1)
         return counts
 
+    def renames(self) -> dict[str, str]:
+        """What each target was called, by its name: two plans with the same are the same import."""
+        return {
+            name if topic not in self.numbers else f"{name}:{self.numbers[topic]}": shown(topic)
+            for topic, name in self.names.items()
+        }
+
 
 def make_plan(found: Found, mapping: Mapping[str, str], topics: Iterable[str] = ()) -> Plan:
-    """`mapping` gives topics other names; `topics` narrows the import to those of the source."""
-    plan = Plan(skipped=list(found.skipped))
+    """`mapping` gives topics other names, NEW or NEW:PARTITION; `topics` narrows the import to those of the source."""
+    plan = Plan(skipped=found.skipped)
     only = frozenset(topics)
-    taken: dict[str, str] = {}
+    counts = Counter(partition.topic for partition in found.partitions)
     refused: set[str] = set()
+    places: set[tuple[str, int]] = set()
+    taken = _Taken()
     for partition in found.partitions:
         topic = partition.topic
         if (only and topic not in only) or topic in refused:
             continue
         if topic not in plan.names:
-            problem = _problem(topic, mapping.get(topic, topic), taken)
+            name, _, number = mapping.get(topic, topic).partition(":") if topic in mapping else (topic, "", "")
+            problem = _problem(topic, name, number, counts[topic]) or taken.take(topic, name, number)
             if problem:
                 refused.add(topic)
-                plan.skipped.append(Skipped(f"topic {topic!r}", problem))
+                plan.skipped.add(f"topic {topic!r}", problem)
                 continue
-            plan.names[topic] = mapping.get(topic, topic)
-            taken[plan.names[topic]] = topic
-        if partition.partition >= limits.PARTITIONS_PER_TOPIC_MAX:
+            plan.names[topic] = name
+            if number:
+                plan.numbers[topic] = int(number)
+        place = plan.target(partition)
+        if place[1] >= limits.PARTITIONS_PER_TOPIC_MAX:
             why = f"a topic has at most {limits.PARTITIONS_PER_TOPIC_MAX} partitions"
-            plan.skipped.append(Skipped(f"partition {partition.partition} of {topic}", why))
-            continue
-        plan.partitions.append(partition)
-    there = {partition.topic for partition in found.partitions}
+            plan.skipped.add(f"partition {place[1]} of {shown(topic)}", why)
+        elif place in places:
+            why = f"another one becomes {place[0]}-{place[1]} already"
+            plan.skipped.add(f"{shown(str(partition))} in {shown(partition.files[0])}", why)
+        else:
+            places.add(place)
+            plan.partitions.append(partition)
     for topic in (*only, *mapping):
-        if topic not in there:
+        if topic not in counts:
             raise SourceError(f"there is no topic {shown(topic)} to import")
     return plan
 
 
-def _problem(topic: str, name: str, taken: Mapping[str, str]) -> str | None:
+def _problem(topic: str, name: str, number: str, partitions: int) -> str | None:
     try:
         topic_name(name)
     except BrokerError:
         return f"Kafka allows no topic of that name; give it another with --map {shown(topic)}=NEW"
     if name in INTERNAL_TOPICS:
         return f"the broker itself writes that topic; give it another name with --map {topic}=NEW"
-    if name in taken:
-        return f"{taken[name]!r} becomes {name} too; give one of them another name with --map"
+    if number and partitions > 1:
+        return f"it has {partitions} partitions; only a topic of one can become a partition of another"
     return None
+
+
+class _Taken:
+    """Which topics of the source become which of ours: as a whole, or as one partition."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, str] = {}
+        self._partitions: dict[tuple[str, str], str] = {}
+
+    def take(self, topic: str, name: str, number: str) -> str | None:
+        """Note a topic; or say why it cannot become that."""
+        other = self._topics.get(name)
+        if other is not None and (not number or (name, "") in self._partitions):
+            return f"{other!r} becomes {name} too; give one of them another name with --map"
+        if (name, number) in self._partitions:
+            return f"{self._partitions[name, number]!r} becomes {name}:{number} too; give one of them another place"
+        self._topics.setdefault(name, topic)
+        self._partitions[name, number] = topic
+        return None
 
 
 def topic_configs(surveys: Iterable[Survey], wanted: Mapping[str, str]) -> dict[str, str]:
@@ -99,7 +139,7 @@ def topic_configs(surveys: Iterable[Survey], wanted: Mapping[str, str]) -> dict[
     return {**configs, **wanted}
 
 
-def usable_commits(commits: Iterable[Commit], plan: Plan, skipped: list[Skipped]) -> list[Commit]:
+def usable_commits(commits: Iterable[Commit], plan: Plan, skipped: Skips) -> list[Commit]:
     """The commits that belong to imported partitions, and whose groups may be called so."""
     there = {(partition.topic, partition.partition) for partition in plan.partitions}
     usable = []
@@ -107,11 +147,11 @@ def usable_commits(commits: Iterable[Commit], plan: Plan, skipped: list[Skipped]
         what = f"offset of group {commit.group!r} for {shown(commit.topic)}-{commit.partition}"
         name = commit.group.encode(errors="surrogateescape")
         if (commit.topic, commit.partition) not in there:
-            skipped.append(Skipped(what, "the partition is not imported"))
+            skipped.add(what, "the partition is not imported", is_loss=False)
         elif not 0 < len(name) <= GROUP_BYTES_MAX or not commit.group.isprintable():
-            skipped.append(Skipped(what, f"a group's name has 1 to {GROUP_BYTES_MAX} bytes and no control characters"))
+            skipped.add(what, f"a group's name has 1 to {GROUP_BYTES_MAX} bytes and no control characters")
         elif not 0 <= commit.offset < 1 << 63:
-            skipped.append(Skipped(what, f"{commit.offset} is no offset"))
+            skipped.add(what, f"{commit.offset} is no offset")
         else:
             usable.append(commit)
     return usable

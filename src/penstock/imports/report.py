@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.imports.source import Finding, Skipped, shown
+from penstock.imports.source import Finding, Findings, Skips, shown
 from penstock.imports.survey import Survey
 
 
@@ -26,12 +27,12 @@ class PartitionReport:
     damage: list[Finding]
 
     @classmethod
-    def of(cls, survey: Survey, topic: str) -> PartitionReport:
+    def of(cls, survey: Survey, topic: str, number: int) -> PartitionReport:
         partition, findings = survey.partition, survey.findings
         return cls(
             shown(partition.topic),
             topic,
-            partition.partition,
+            number,
             survey.tally.records,
             survey.tally.bytes,
             max(survey.first_offset, 0),
@@ -78,8 +79,8 @@ class Report:
     target: str
     dry_run: bool
     partitions: list[PartitionReport] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-    damage: list[Finding] = field(default_factory=list)
+    skipped: Skips = field(default_factory=Skips)
+    commit_damage: Findings = field(default_factory=Findings)
     """In what groups committed."""
     committed_offsets: int = 0
     aborted_transactions: int = 0
@@ -97,9 +98,27 @@ class Report:
         return sum(row.bytes for row in self.partitions)
 
     @property
+    def damage_count(self) -> int:
+        return self.commit_damage.count + sum(row.damage_count for row in self.partitions)
+
+    @property
+    def damaged_bytes(self) -> int:
+        return self.commit_damage.bytes + sum(row.damaged_bytes for row in self.partitions)
+
+    @property
     def is_complete(self) -> bool:
         """Whether everything that was there came over."""
-        return not self.skipped and not self.damage and not any(row.damage_count for row in self.partitions)
+        return not self.damage_count and not self.skipped.losses
+
+    def losses(self) -> Iterator[str]:
+        """A line for everything that was found damaged or was skipped, as far as it is kept. All names are printable."""
+        for row in self.partitions:
+            yield from _damage(row.damage, row.damage_count, f"{row.source_topic}-{row.partition}")
+        yield from _damage(self.commit_damage.kept, self.commit_damage.count, "committed offsets")
+        for one in self.skipped:
+            yield f"skipped: {one.what}: {one.why}"
+        if len(self.skipped) > len(self.skipped.kept):
+            yield f"skipped: {len(self.skipped) - len(self.skipped.kept)} more"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -115,7 +134,17 @@ class Report:
             "committed_offsets": self.committed_offsets,
             "aborted_transactions": self.aborted_transactions,
             "partitions": [row.as_dict() for row in self.partitions],
+            "damage_count": self.damage_count,
+            "damaged_bytes": self.damaged_bytes,
+            "skipped_count": self.skipped.count,
             "skipped": [one._asdict() for one in self.skipped],
-            "damage": [finding._asdict() for finding in self.damage],
+            "damage": [finding._asdict() for finding in self.commit_damage.kept],
             "notes": self.notes,
         }
+
+
+def _damage(kept: Sequence[Finding], count: int, where: str) -> Iterator[str]:
+    for finding in kept:
+        yield f"damaged: {finding}"
+    if count > len(kept):
+        yield f"damaged: {count - len(kept)} more places in {where}"

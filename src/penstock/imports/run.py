@@ -26,13 +26,14 @@ from typing import NamedTuple
 from penstock.client.kafka import EARLIEST, LATEST, GroupOffset, KafkaClient, KafkaError, KafkaSettings, Producer
 from penstock.imports import source
 from penstock.imports.engine import Engine, ImportFailed, J, LocalEngine, NobodyWatches, R, Watcher
+from penstock.imports.entries import open_regular
 from penstock.imports.installing import install
 from penstock.imports.kafka import log_start_offsets
 from penstock.imports.online import CheckJob, SendJob, Sent, check_partition, send_partition
 from penstock.imports.plan import Plan, make_plan, topic_configs, usable_commits
 from penstock.imports.progress import Progress, RunState, default_folder
 from penstock.imports.report import PartitionReport, Report
-from penstock.imports.source import Commit, Findings, Found, SourceError, SourcePartition, shown
+from penstock.imports.source import Commit, Findings, Found, Skips, SourceError, SourcePartition, shown
 from penstock.imports.staging import StageJob, remove_staging, stage_partition, staging_folder
 from penstock.imports.survey import Advance, Survey, survey_partition
 from penstock.model.ids import TopicName, TopicPartition
@@ -92,9 +93,9 @@ class Import:
         try:
             found = self._reader.find(self._root)
         except OSError as error:
-            raise SourceError(f"{self._root} cannot be read: {error.strerror or error}") from None
-        if not found.partitions and not found.skipped:
-            raise SourceError(f"{self._root} holds no data of {request.reader}")
+            raise SourceError(f"{shown(str(self._root))} cannot be read: {error.strerror or error}") from None
+        if not found.partitions:
+            raise SourceError(_nothing_found(self._root, request.reader, found.skipped))
         if self._reader.TAKES_FILES_OVER:
             self._starts = log_start_offsets(self._root)
             found = Found([self._without_old_files(one) for one in found.partitions], found.skipped)
@@ -106,22 +107,26 @@ class Import:
         jobs = [SurveyJob(request.reader, partition) for partition in self._plan.partitions]
         self._surveys = self._work("reading", _survey, jobs, [job.partition.bytes for job in jobs])
         report.partitions = [
-            PartitionReport.of(survey, self._plan.target(survey.partition)[0]) for survey in self._surveys
+            PartitionReport.of(survey, *self._plan.target(survey.partition)) for survey in self._surveys
         ]
         findings = Findings()
-        commits = self._reader.commits(self._root, findings)
+        try:
+            commits = self._reader.commits(self._root, findings)
+        except OSError as error:
+            commits = []
+            findings.add(str(error.filename or self._root), 0, 0, f"committed offsets cannot be read: {error.strerror}")
         if request.topics:
             commits = [commit for commit in commits if commit.topic in request.topics]
         self._commits = usable_commits(commits, self._plan, report.skipped)
-        report.damage = findings.kept
+        report.commit_damage = findings
 
     def _without_old_files(self, partition: SourcePartition) -> SourcePartition:
         """Files that delete-records left behind do not come over."""
         start = self._starts.get((partition.topic, partition.partition), 0)
-        files = list(partition.files)
-        while len(files) > 1 and base_offset_of(Path(files[1])) <= start:
-            del files[0]
-        return partition._replace(files=tuple(files))
+        old = 0
+        while old + 1 < len(partition.files) and base_offset_of(Path(partition.files[old + 1])) <= start:
+            old += 1
+        return partition._replace(files=partition.files[old:], sizes=partition.sizes[old:])
 
     def _start_of(self, survey: Survey) -> int:
         partition = survey.partition
@@ -171,8 +176,8 @@ class Import:
         folder = request.progress_folder or default_folder(request.reader, root, target)
         progress = Progress(folder)
         try:
-            names = {self._plan.names[one.topic]: shown(one.topic) for one in self._plan.partitions}
-            state, self._report.resumed = progress.open_state(RunState(request.reader, root, target, names))
+            fresh = RunState(request.reader, root, target, self._plan.renames())
+            state, self._report.resumed = progress.open_state(fresh)
             try:
                 yield progress, state
             except BaseException:
@@ -222,6 +227,8 @@ class Import:
                     path,
                     survey.transactions,
                     start,
+                    survey.end_offset,
+                    survey.findings.bytes,
                 )
             )
         sent: list[Sent] = self._work("writing", send_partition, jobs, [one.tally.bytes for one in surveys])
@@ -318,12 +325,13 @@ class Import:
         ends = {(one.partition.topic, one.partition.partition): one.end_offset for one in self._surveys}
         groups: dict[str, dict[TopicPartition, GroupOffset]] = {}
         for commit in self._commits:
-            place = TopicPartition(TopicName(self._plan.names[commit.topic]), commit.partition)
+            topic, number = self._plan.target_of(commit.topic, commit.partition)
+            place = TopicPartition(TopicName(topic), number)
             offset = min(commit.offset, ends.get((commit.topic, commit.partition), 0))
             if offset < commit.offset:
                 self._report.notes.append(
-                    f"group {commit.group} had committed offset {commit.offset} of {commit.topic}-{commit.partition}, "
-                    f"which ends at {offset} now"
+                    f"group {shown(commit.group)} had committed offset {commit.offset} of "
+                    f"{shown(commit.topic)}-{commit.partition}, which ends at {offset} now"
                 )
             epoch = commit.leader_epoch
             if sent is not None:
@@ -339,10 +347,16 @@ class Import:
             self._report.committed_offsets += len(offsets)
 
 
+def _nothing_found(root: Path, reader: str, skipped: Skips) -> str:
+    text = f"{shown(str(root))} holds no data of {reader}"
+    first = next(iter(skipped), None)
+    return text if first is None else f"{text}; {len(skipped)} skipped, the first is {first.what}: {first.why}"
+
+
 def _is_locked(path: Path) -> bool:
     """Whether a broker holds the directory; Java's locks and flock are told apart by the kernel, so both are asked."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path)
     except OSError:
         return False
     try:

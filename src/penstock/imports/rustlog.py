@@ -2,8 +2,12 @@
 
     <partition>/<base offset, 20 digits>.log       record = payload length u32 | offset u64 | payload     (big-endian)
 
-Where a partition's folder lies is not fixed by RustLog, so these are taken: `TOPIC-N`, `TOPIC_N`, `TOPIC/N`,
-`TOPIC/partition-N`, and segments right in the directory, which are then partition 0 of a topic with the directory's name.
+RustLog keeps topics in memory only: its server writes each partition to a temporary folder, `.tmp` and six random letters
+or digits, that names neither topic nor partition. Such a folder, and any other whose name is not one of a partition, becomes
+partition 0 of a topic of its name; `--map FOLDER=TOPIC:PARTITION` puts it in its place. Folders that programs with
+RustLog's library made are understood as `TOPIC-N`, `TOPIC_N`, `TOPIC/N` or `TOPIC/partition-N`. Segments right in the
+directory are partition 0 of a topic with the directory's name.
+
 Records have neither key nor time: the time is that of the segment's last change. Groups were never on disk.
 """
 
@@ -16,47 +20,49 @@ from pathlib import Path
 
 from penstock.imports.bytes_of_file import FileBytes
 from penstock.imports.cutting import cut_batches
-from penstock.imports.frames import Frame, numbered_records
-from penstock.imports.source import Commit, Findings, Found, Skipped, SourcePartition, segment_files
+from penstock.imports.entries import walk
+from penstock.imports.frames import Frame, Head
+from penstock.imports.numbered import NumberedFormat, numbered_records
+from penstock.imports.source import Commit, Findings, Found, SourcePartition
 from penstock.records.batch import Batch
 
 RECORD_BYTES_MAX = 10 * 1024 * 1024
 TAKES_FILES_OVER = False
 
 _HEAD = struct.Struct(">IQ")
-_FLAT = re.compile(r"(?P<topic>.+)[-_](?P<number>[0-9]+)")
+_FLAT = re.compile(r"(?P<topic>.+)[-_](?P<number>[0-9]+)", re.DOTALL)
 _NESTED = re.compile(r"(?:partition-)?(?P<number>[0-9]+)")
 
 
 def find(root: Path) -> Found:
     found = Found()
-    own = segment_files(root, ".log")
-    if own:
-        found.partitions.append(SourcePartition(root.absolute().name, 0, tuple(map(str, own))))
-    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        flat = _FLAT.fullmatch(folder.name)
-        files = segment_files(folder, ".log")
-        if files and flat:
-            found.partitions.append(SourcePartition(flat["topic"], int(flat["number"]), tuple(map(str, files))))
-        elif files:
-            found.skipped.append(Skipped(folder.name, "segments in a folder that is not named for a partition"))
-        else:
-            _find_nested(folder, found)
+    for folder in walk(root, found.skipped):
+        files, sizes = folder.take_segments(".log")
+        if files:
+            topic, number = _place(folder.name or root.absolute().name)
+            found.partitions.append(SourcePartition(topic, number, files, sizes=sizes))
+        folder.skip_rest(found.skipped, "not a file of RustLog", _is_known)
     return found
 
 
-def _find_nested(folder: Path, found: Found) -> None:
-    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
-        nested = _NESTED.fullmatch(inner.name)
-        files = segment_files(inner, ".log")
-        if nested and files:
-            found.partitions.append(SourcePartition(folder.name, int(nested["number"]), tuple(map(str, files))))
-        elif files:
-            found.skipped.append(Skipped(f"{folder.name}/{inner.name}", "its name is no partition number"))
+def _place(name: str) -> tuple[str, int]:
+    """Topic and partition by the name of a folder."""
+    topic, _, last = name.rpartition("/")
+    nested = _NESTED.fullmatch(last) if topic else None
+    if nested:
+        return topic, int(nested["number"])
+    flat = _FLAT.fullmatch(last)
+    if flat:
+        return f"{topic}/{flat['topic']}" if topic else flat["topic"], int(flat["number"])
+    return name, 0
+
+
+def _is_known(name: str) -> bool:
+    return name.endswith((".index", ".tmp")) or name == ".cleaner_checkpoint"
 
 
 def batches(partition: SourcePartition, findings: Findings, start: int = 0) -> Iterator[Batch]:
-    return cut_batches(numbered_records(partition, _parse, _peek, findings), start)
+    return cut_batches(numbered_records(partition, _FORMAT, findings), start)
 
 
 def commits(root: Path, findings: Findings) -> list[Commit]:
@@ -71,9 +77,12 @@ def _parse(file: FileBytes, position: int) -> Frame | None:
     at = position + _HEAD.size
     if length > RECORD_BYTES_MAX or at + length > file.size:
         return None
-    return Frame(at + length, offset, -1, None, file.at(at, length))
+    return Frame(at + length, offset, file.modified_ms, None, file.at(at, length))
 
 
 def _peek(file: FileBytes, position: int) -> int | None:
     head = file.at(position, _HEAD.size)
     return _HEAD.unpack(head)[1] if len(head) == _HEAD.size else None
+
+
+_FORMAT = NumberedFormat(_parse, _peek, Head.of(rb"(?!\0{12})\0.{3}\0\0.{6}", 12), 12)

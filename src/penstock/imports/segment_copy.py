@@ -15,8 +15,10 @@ from pathlib import Path
 from crc32c import crc32c
 
 from penstock.imports.engine import ImportFailed
+from penstock.imports.entries import open_regular, read_small
 from penstock.imports.kafka_scan import BUFFER_BYTES, Stretch
 from penstock.imports.survey import Advance
+from penstock.model.limits import IMPORT_SMALL_FILE_BYTES_MAX
 from penstock.storage.files import Disk, FileCache
 from penstock.storage.segment import Segment
 from penstock.storage.segment_reader import base_offset_of
@@ -43,14 +45,14 @@ def _copy(
     target = folder / path.name
     checks = []
     written = 0
-    with open(path, "rb") as source, open(target, "wb") as copy:
+    with open(open_regular(path), "rb") as source, open(target, "wb") as copy:
         for piece in pieces:
             _copy_piece(source.fileno(), copy.fileno(), piece)
             checks.append(reader.submit(_check, target, written, piece))
             written += piece.end - piece.start
             advance(piece.end - piece.start)
         os.fdatasync(copy.fileno())
-    is_whole = written == path.stat().st_size
+        is_whole = written == os.fstat(source.fileno()).st_size
     if not is_whole or not all(_copy_index(path.with_suffix(suffix), target) for suffix in _ENTRY_BYTES):
         segment = Segment(disk, FileCache(disk, 4), folder, base_offset_of(target), written)
         segment.rebuild_indexes(written)
@@ -96,7 +98,7 @@ def _copy_index(path: Path, log: Path) -> bool:
     """Take a broker's index over, without the zeros that it keeps room with; whether there is one to take."""
     entry_bytes = _ENTRY_BYTES[path.suffix]
     try:
-        data = path.read_bytes()
+        data = read_small(path, IMPORT_SMALL_FILE_BYTES_MAX)
     except OSError:
         return False
     entries = -(-len(data.rstrip(b"\0")) // entry_bytes)

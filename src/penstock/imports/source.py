@@ -13,9 +13,18 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol, cast
 
 from penstock.records.batch import Batch
+from penstock.records.record import Headers
 
 FINDINGS_KEPT = 50
 """Of one partition: a report is for people."""
+
+SKIPS_KEPT = 200
+
+OFFSET_END = 1 << 62
+"""No log comes so far: an offset from here on is damage, or made up."""
+
+TIME_END_MS = 253_402_300_800_000
+"""The year 10000: a time from there on, or before 1970, is none."""
 
 READERS: Final = ("fluxgo", "minikafka", "rustlog", "flymq", "day1", "kafka")
 
@@ -29,10 +38,12 @@ class SourcePartition(NamedTuple):
     """Its segments in the order of their offsets."""
     layout: str = ""
     """Which of a broker's layouts it is, where there are several."""
+    sizes: tuple[int, ...] = ()
+    """Of the files when they were found: what a live broker appends later is not looked at."""
 
     @property
     def bytes(self) -> int:
-        return sum(Path(file).stat().st_size for file in self.files)
+        return sum(self.sizes)
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
@@ -43,6 +54,29 @@ class Skipped(NamedTuple):
 
     what: str
     why: str
+    is_loss: bool = True
+    """False for what the source itself no longer counts as its data."""
+
+
+@dataclass(slots=True)
+class Skips:
+    """Counted without bound, and kept up to one."""
+
+    kept: list[Skipped] = field(default_factory=list)
+    count: int = 0
+    losses: int = 0
+
+    def add(self, what: str, why: str, *, is_loss: bool = True) -> None:
+        self.count += 1
+        self.losses += is_loss
+        if len(self.kept) < SKIPS_KEPT:
+            self.kept.append(Skipped(shown(what), shown(why), is_loss))
+
+    def __iter__(self) -> Iterator[Skipped]:
+        return iter(self.kept)
+
+    def __len__(self) -> int:
+        return self.count
 
 
 class Commit(NamedTuple):
@@ -63,6 +97,7 @@ class SourceRecord(NamedTuple):
     timestamp: int
     key: bytes | None
     value: bytes | None
+    headers: Headers = ()
 
 
 class Finding(NamedTuple):
@@ -90,7 +125,7 @@ class Findings:
         self.count += 1
         self.bytes += length
         if len(self.kept) < FINDINGS_KEPT:
-            self.kept.append(Finding(shown(file), position, length, reason))
+            self.kept.append(Finding(shown(file), position, length, shown(reason)))
 
 
 @dataclass(slots=True)
@@ -98,7 +133,7 @@ class Found:
     """What a directory holds, by its names alone."""
 
     partitions: list[SourcePartition] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: Skips = field(default_factory=Skips)
 
 
 class Reader(Protocol):
@@ -133,17 +168,17 @@ def load(name: str) -> Reader:
     return cast("Reader", importlib.import_module(f"penstock.imports.{name}"))
 
 
-def shown(name: str) -> str:
-    """A name of a file or topic that can be printed: some are no UTF-8."""
-    return name.encode(errors="surrogateescape").decode(errors="replace")
+def shown(text: str) -> str:
+    """A name, or a text with one, that can be printed: some are not UTF-8, and control characters drive terminals."""
+    text = text.encode(errors="surrogateescape").decode(errors="replace")
+    return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def usable_time(timestamp: int, otherwise: int) -> int:
+    """A record's time in ms, or another one if it has none that can be."""
+    return timestamp if 0 <= timestamp < TIME_END_MS else otherwise
 
 
 def partition_number(text: str) -> int | None:
     """The number that a name ends with, if it is one: digits of ASCII without a sign."""
     return int(text) if text.isascii() and text.isdecimal() else None
-
-
-def segment_files(folder: Path, suffix: str) -> list[Path]:
-    """The files of a partition that are named by their first offset, in that order."""
-    found = [path for path in folder.iterdir() if path.suffix == suffix and partition_number(path.stem) is not None]
-    return sorted((path for path in found if path.is_file()), key=lambda path: int(path.stem))

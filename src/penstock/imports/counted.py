@@ -1,0 +1,115 @@
+"""Records that carry no offset: FlyMQ's and FluxGo's. They are numbered by their place in the file.
+
+An index, if there is one, says where records begin. It never says how many there are: FluxGo's loses entries at every
+restart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+
+from penstock.imports.bytes_of_file import FileBytes
+from penstock.imports.frames import ZEROS, Frame, Head, Parse, what_is_wrong
+from penstock.imports.source import Findings
+
+ZEROS_BYTES = 4096
+"""So many zeros are hardly empty records, unless an index says so."""
+_AGREEING = 3
+"""So many records in a row make a place believable."""
+
+
+def counted_frames(
+    file: FileBytes,
+    parse: Parse,
+    findings: Findings,
+    anchors: Mapping[int, int],
+    *,
+    head: Head | None = None,
+    blank_bytes: int = 0,
+) -> Iterator[tuple[int, Frame]]:
+    """Frames that carry no offset, each with its number in the file.
+
+    `anchors` are places where records begin, as an index says, with their numbers. With a `head` the lengths of a frame
+    vouch for each other, and a place to go on from can be found without an index. `blank_bytes` is the size of a record
+    that is all zeros, if the format has one.
+    """
+    position = number = 0
+    places = sorted(anchors)
+    parse = _remembering(parse)
+    while position < file.size:
+        frame = parse(file, position)
+        is_blank = frame is not None and frame.end - position == blank_bytes and _are_zeros(file, position, places)
+        if frame is not None and not (
+            is_blank
+            or _misleads(file, parse, frame, anchors, places)
+            or (head and _hides(file, parse, head, position, frame))
+        ):
+            yield number, frame
+            number += 1
+            position = frame.end
+            continue
+        following = _next_anchor(file, parse, places, position)
+        if following is None and head is not None:
+            following = next((place for place in head.places(file, position + 1) if runs_on(file, parse, place)), None)
+        end = file.size if following is None else following
+        findings.add(str(file.path), position, end - position, ZEROS if is_blank else what_is_wrong(file, end))
+        number = max(number + 1, anchors.get(end, 0))
+        position = end
+
+
+def _remembering(parse: Parse) -> Parse:
+    """Most places are asked for twice in a row: as the end of a frame, and as the next one."""
+    last: tuple[int, Frame | None] = (-1, None)
+
+    def parse_once(file: FileBytes, position: int) -> Frame | None:
+        nonlocal last
+        if last[0] != position:
+            last = (position, parse(file, position))
+        return last[1]
+
+    return parse_once
+
+
+def _are_zeros(file: FileBytes, position: int, places: list[int]) -> bool:
+    """Whether many zeros begin here that the index does not know as records, or after its last record nothing else."""
+    at = bisect_left(places, position)
+    if at < len(places) and places[at] == position:
+        return False
+    data = file.at(position, ZEROS_BYTES)
+    is_after_index = bool(places) and at == len(places)
+    return not data.strip(b"\0") and (is_after_index or len(data) == ZEROS_BYTES)
+
+
+def _next_anchor(file: FileBytes, parse: Parse, places: list[int], position: int) -> int | None:
+    for at in range(bisect_right(places, position), len(places)):
+        if places[at] < file.size and parse(file, places[at]) is not None:
+            return places[at]
+    return None
+
+
+def _misleads(file: FileBytes, parse: Parse, frame: Frame, anchors: Mapping[int, int], places: list[int]) -> bool:
+    """Whether the frame leads to a place where no record begins, and the index knows better."""
+    if not places or frame.end in anchors or frame.end >= places[-1]:
+        return False
+    return parse(file, frame.end) is None
+
+
+def _hides(file: FileBytes, parse: Parse, head: Head, position: int, frame: Frame) -> bool:
+    """Whether the frame leads to a place where no record begins, and there are records inside it."""
+    if frame.end == file.size or parse(file, frame.end) is not None:
+        return False
+    inside = (place for place in head.places(file, position + 1) if place < frame.end)
+    return any(runs_on(file, parse, place) for place in inside)
+
+
+def runs_on(file: FileBytes, parse: Parse, position: int) -> bool:
+    """Whether several records in a row begin here, or all that are left."""
+    for _ in range(_AGREEING):
+        frame = parse(file, position)
+        if frame is None:
+            return False
+        position = frame.end
+        if position == file.size:
+            return True
+    return True

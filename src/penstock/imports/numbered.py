@@ -1,0 +1,179 @@
+"""Records without a checksum that carry their offset: Day1's and RustLog's.
+
+Offsets need not rise. Day1 opens a log once more for every request that comes while another one has it, and each handle
+counts on its own, so a log that several producers wrote to repeats offsets and jumps back. What no handle can do is jump
+ahead of all offsets before: each begins after a record that is in the file. So an offset is natural up to one above the
+highest so far, and a record is believed when its lengths lead to a record with a natural offset, or to the end of the file.
+
+An offset further ahead is a gap (RustLog's compaction leaves some, damage too) or is damaged itself: the record after it
+tells. A damaged offset costs no record, since records are numbered again where offsets make no sense (`numbering`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from penstock.imports.bytes_of_file import FileBytes
+from penstock.imports.frames import ZEROS, Frame, Head, Parse, what_is_wrong
+from penstock.imports.numbering import number_frames
+from penstock.imports.source import Findings, SourcePartition, SourceRecord
+
+GAP_MAX = 1 << 31
+"""A larger step from one offset to the next is damage."""
+ZEROS_BYTES = 512
+"""A sector. So many zeros are no records, although a format may have records that are all zeros."""
+EARLY_OFFSET = 64
+"""Below it records of offset 0 are natural: many requests may open a log while it is empty."""
+_AGREEING = 3
+"""So many records in a row make a place believable."""
+
+LEADS_NOWHERE = "the record's length is wrong: no record follows it"
+
+Peek = Callable[[FileBytes, int], int | None]
+"""The offset that stands at a position, whatever the lengths there say; None where the file ends before it."""
+
+
+class NumberedFormat(NamedTuple):
+    parse: Parse
+    peek: Peek
+    head: Head
+    record_bytes_min: int
+    """Of a record without key and value, which with offset 0 is all zeros."""
+
+
+def numbered_records(partition: SourcePartition, form: NumberedFormat, findings: Findings) -> Iterator[SourceRecord]:
+    """The records of files without times; an offset that was given before becomes the next free one."""
+    for offset, frame in number_frames(_frames(partition, form, findings), findings):
+        yield SourceRecord(offset, frame.timestamp, frame.key, frame.value)
+
+
+def _frames(partition: SourcePartition, form: NumberedFormat, findings: Findings) -> Iterator[Frame]:
+    for path, size in zip(partition.files, partition.sizes, strict=True):
+        with FileBytes(path, size) as file:
+            yield from numbered_frames(file, form, findings)
+
+
+def numbered_frames(file: FileBytes, form: NumberedFormat, findings: Findings) -> Iterator[Frame]:
+    """Frames in file order with the offsets that stand in them."""
+    scan = _Scan(file, form)
+    position = 0
+    while position < file.size:
+        frame = form.parse(file, position)
+        if frame is not None and scan.believe(frame, position):
+            yield frame
+            position = frame.end
+            continue
+        following = scan.resume(position)
+        end = file.size if following is None else following
+        reason = what_is_wrong(file, end)
+        if frame is not None and following is not None and scan.is_before_damage(frame, following):
+            scan.note(frame)
+            yield frame
+            position = frame.end
+        elif frame is not None:
+            reason = ZEROS if scan.is_blank(frame, position) else LEADS_NOWHERE
+        if position < end:
+            findings.add(str(file.path), position, end - position, reason)
+        position = end
+
+
+class _Scan:
+    def __init__(self, file: FileBytes, form: NumberedFormat) -> None:
+        self._file = file
+        self._form = form
+        self._highest = -1
+        """Of the offsets so far."""
+
+    def note(self, frame: Frame) -> None:
+        self._highest = self._highest_after(frame)
+
+    def _highest_after(self, frame: Frame) -> int:
+        if 0 <= frame.offset <= self._highest + 1:
+            return max(self._highest, frame.offset)
+        following = self._form.peek(self._file, frame.end)
+        step = 1 if following is None else following - frame.offset
+        is_start = self._highest < 0 and abs(step) <= EARLY_OFFSET
+        is_known = frame.offset >= 0 and (is_start or 0 < step <= GAP_MAX)
+        return frame.offset if is_known else self._highest + 1
+
+    def believe(self, frame: Frame, position: int) -> bool:
+        """Whether the frame's lengths lead to where another record begins: then its offset is noted."""
+        highest = self._highest_after(frame)
+        following = self._form.peek(self._file, frame.end)
+        is_natural = frame.offset > 0 and following is not None and 0 < following <= highest + 1
+        if not is_natural and not self._is_believed(frame, position, following, highest):
+            return False
+        self._highest = highest
+        return True
+
+    def _is_believed(self, frame: Frame, position: int, offset: int | None, highest: int) -> bool:
+        """The same for a frame with offset 0, or with an unusual `offset` after it."""
+        end = frame.end
+        if self.is_blank(frame, position) and (
+            self._highest >= EARLY_OFFSET or (position + ZEROS_BYTES <= self._file.size and self._are_zeros(position))
+        ):
+            return False
+        if offset is None or 0 < offset <= highest + 1:
+            return True
+        after = self._form.parse(self._file, end)
+        is_early = offset == 0 and highest < EARLY_OFFSET and after is not None
+        if is_early and after is not None and not self.is_blank(after, end):
+            return True
+        if not is_early and not self._are_zeros(end) and not self._agrees(after, highest):
+            return False
+        # That is weak evidence, which a wrong length may lead to by accident: past records that it would hide.
+        following = self.resume(position)
+        return following is None or following >= end
+
+    def _agrees(self, frame: Frame | None, highest: int) -> bool:
+        """Whether a frame with an unusual offset leads to a record that fits it, or fits those before it."""
+        if frame is None:
+            return False
+        following = self._form.peek(self._file, frame.end)
+        if following is None or 0 < following <= highest + 2:
+            return True
+        return frame.offset >= 0 and 0 < following - frame.offset <= GAP_MAX
+
+    def is_before_damage(self, frame: Frame, following: int) -> bool:
+        """Whether a frame that leads nowhere is sound, and the bytes after it are not: the next offset after the damage
+        shows that more than this record is missing."""
+        offset = self._form.peek(self._file, following)
+        return frame.offset == self._highest + 1 and following >= frame.end and (offset or 0) > frame.offset + 1
+
+    def resume(self, damaged: int) -> int | None:
+        """Where records go on after damage, if anywhere."""
+        for place in self._form.head.places(self._file, damaged + 1):
+            # No more records are missing than the damaged bytes could hold.
+            highest = self._highest + 1 + (place - damaged) // self._form.record_bytes_min
+            if self._chain(place, highest):
+                return place
+        return None
+
+    def _chain(self, position: int, highest: int) -> bool:
+        """Whether several records in a row begin here, or all that are left: with natural offsets, or after a gap with
+        rising ones."""
+        previous: int | None = None
+        is_after_gap = False
+        for _ in range(_AGREEING):
+            frame = self._form.parse(self._file, position)
+            if frame is None or self.is_blank(frame, position) or (frame.offset == 0 and previous is None):
+                return False
+            least = highest if previous is None else previous
+            if is_after_gap or not 0 <= frame.offset <= highest + 1:
+                if not least < frame.offset <= least + GAP_MAX:
+                    return False
+                is_after_gap = True
+            previous = frame.offset
+            highest = max(highest, frame.offset)
+            position = frame.end
+            if position == self._file.size:
+                return True
+        return True
+
+    def is_blank(self, frame: Frame, position: int) -> bool:
+        return frame.offset == 0 and frame.end - position == self._form.record_bytes_min
+
+    def _are_zeros(self, position: int) -> bool:
+        """Whether a sector's worth of zeros begins here, or nothing but zeros follows."""
+        return not self._file.at(position, ZEROS_BYTES).strip(b"\0")
