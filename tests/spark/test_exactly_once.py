@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -49,10 +50,11 @@ def sink(bootstrap: str) -> Iterator[Sink]:
     sink.close()
 
 
-def decided(sink: Sink, *prepared: Prepared) -> Decision:
+def decided(sink: Sink, *prepared: Prepared, by_earlier_version: bool = False) -> Decision:
     """What `commit` does up to and with the decision; the driver dies behind it."""
     opened = {one.task.number: one.opened for one in prepared if one.opened is not None}
-    decision = Decision(prepared[0].task.batch, len(prepared), opened)
+    contents = None if by_earlier_version else {one.task.number: one.content for one in prepared}
+    decision = Decision(prepared[0].task.batch, len(prepared), opened, contents)
     Journal(sink.client, JournalState(sink.query)).decide(decision)
     return decision
 
@@ -131,8 +133,7 @@ def test_a_batch_that_was_not_decided_is_written_again(sink: Sink) -> None:
 
 def test_a_decided_batch_is_finished_and_not_written_again(sink: Sink) -> None:
     decided(sink, *(write(sink.options, sink.task(0, task), rows(b"%d" % task)) for task in (0, 1, 2)))
-    # the rows of a replay differ on purpose: they must not be looked at
-    replay = [write(sink.options, sink.task(0, task), rows(b"not me")) for task in (0, 1, 2)]
+    replay = [write(sink.options, sink.task(0, task), rows(b"%d" % task)) for task in (0, 1, 2)]
     assert [one.opened for one in replay] == [None] * 3
     commit(sink.options, replay)
     eventually(lambda: not sink.is_held_open())
@@ -230,7 +231,7 @@ def test_a_replay_with_another_number_of_tasks_is_finished_while_its_transaction
 def test_fewer_tasks_are_an_error_when_a_transaction_timed_out(sink: Sink) -> None:
     decided(sink, *(write(sink.options, sink.task(5, task), rows(b"%d" % task)) for task in (0, 1, 2)))
     sink.client.init_producer_id(f"{sink.query}-1-0")
-    replay = [write(sink.options, sink.task(5, task), rows(b"again")) for task in (0, 1)]
+    replay = [write(sink.options, sink.task(5, 0), rows(b"0", b"2")), write(sink.options, sink.task(5, 1), rows(b"1"))]
     with pytest.raises(
         SinkError, match=r"batch 5 .* decided with 3 tasks and now has 2, .*spark.sql.shuffle.partitions"
     ):
@@ -254,7 +255,7 @@ def test_what_is_decided_is_not_aborted_when_spark_gives_the_batch_up(sink: Sink
     prepared = [write(sink.options, sink.task(0, task), rows(b"%d" % task)) for task in (0, 1)]
     decided(sink, *prepared)
     abort(sink.options, prepared)
-    commit(sink.options, [write(sink.options, sink.task(0, task), rows(b"no")) for task in (0, 1)])
+    commit(sink.options, [write(sink.options, sink.task(0, task), rows(b"%d" % task)) for task in (0, 1)])
     eventually(lambda: not sink.is_held_open())
     assert sink.values() == once(b"0", b"1")
 
@@ -327,6 +328,119 @@ def test_a_checkpoint_older_than_the_topic_is_told(sink: Sink) -> None:
         commit(sink.options, [write(sink.options, sink.task(batch, 0), rows(b"x"))])
     with pytest.raises(SinkError, match="wrote batch 2 before this batch 1: its checkpoint is older"):
         write(sink.options, sink.task(1, 0), rows(b"x"))
+
+
+# ---------------------------------------------------------------------------------------------------- other rows
+
+
+OTHER_ROWS = r"batch 0 of query \S+ was already written with 3 rows and now has {} rows, .* the checkpoint is older"
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_other_rows_under_a_decided_batch_id_are_an_error(sink: Sink, is_committed: bool) -> None:
+    first = [
+        write(sink.options, sink.task(0, task), rows(*values)) for task, values in enumerate(((b"0", b"1"), (b"2",)))
+    ]
+    if is_committed:
+        commit(sink.options, first)
+    else:
+        decided(sink, *first)
+    for values, count in (
+        ((b"0", b"1", b"2", b"3"), "4"),
+        ((b"0", b"1", b"3"), "3 other"),
+        ((b"0", b"1"), "2"),
+        ((), "0"),
+    ):
+        replay = [write(sink.options, sink.task(0, 0), rows(*values)), write(sink.options, sink.task(0, 1), rows())]
+        with pytest.raises(SinkError, match=OTHER_ROWS.format(count)):
+            commit(sink.options, replay)
+        abort(sink.options, replay)
+        eventually(lambda: not sink.is_held_open())
+        assert sink.values() == once(b"0", b"1", b"2")
+
+
+def test_the_same_rows_in_another_order_and_in_other_tasks_are_the_same_batch(sink: Sink) -> None:
+    decided(
+        sink,
+        write(sink.options, sink.task(0, 0), rows(b"0", b"1", b"2")),
+        write(sink.options, sink.task(0, 1), rows(b"3")),
+    )
+    replay = [
+        write(sink.options, sink.task(0, 0), rows(b"3")),
+        write(sink.options, sink.task(0, 1), iter([*rows(b"2"), *rows(b"1")])),
+        write(sink.options, sink.task(0, 2), rows(b"0")),
+    ]
+    commit(sink.options, replay)
+    eventually(lambda: not sink.is_held_open())
+    assert sink.values() == once(b"0", b"1", b"2", b"3")
+
+
+def test_a_decision_of_an_earlier_version_is_finished_whatever_the_rows(sink: Sink) -> None:
+    decided(sink, write(sink.options, sink.task(0, 0), rows(b"first")), by_earlier_version=True)
+    commit(sink.options, [write(sink.options, sink.task(0, 0), rows(b"other"))])
+    eventually(lambda: not sink.is_held_open())
+    assert sink.values() == once(b"first")
+
+
+def test_a_task_that_must_write_its_rows_again_and_has_others_is_an_error(sink: Sink) -> None:
+    first = [write(sink.options, sink.task(0, task), rows(b"%d" % task)) for task in (0, 1)]
+    decided(sink, *first)
+    sink.client.init_producer_id(f"{sink.query}-1-0")
+    # the same rows, but one has gone from task to task
+    replay = [write(sink.options, sink.task(0, 0), rows(b"1")), write(sink.options, sink.task(0, 1), rows(b"0"))]
+    with pytest.raises(SinkError, match=r"the transaction of task 1 of batch 0 .* timed out .* now has other rows"):
+        commit(sink.options, replay)
+    eventually(lambda: not sink.is_held_open())
+    assert sink.values() == once(b"0")
+    commit(sink.options, [write(sink.options, sink.task(0, task), rows(b"%d" % task)) for task in (0, 1)])
+    eventually(lambda: not sink.is_held_open())
+    assert sink.values() == once(b"0", b"1")
+
+
+def test_the_identity_of_a_batch_outlives_a_task_that_wrote_its_rows_again(sink: Sink) -> None:
+    first = [write(sink.options, sink.task(0, task), rows(b"%d" % task)) for task in (0, 1)]
+    decided(sink, *first)
+    sink.client.init_producer_id(f"{sink.query}-1-0")
+    commit(sink.options, [write(sink.options, sink.task(0, task), rows(b"%d" % task)) for task in (0, 1)])
+    replay = [write(sink.options, sink.task(0, task), rows(b"%d" % task)) for task in (0, 1, 2)]
+    with pytest.raises(SinkError, match="already written with 2 rows and now has 3 rows"):
+        commit(sink.options, replay)
+    commit(sink.options, replay[:2])
+    assert sink.values() == once(b"0", b"1")
+
+
+def checkpoint(folder: Path, query: str, batch: int, planned_at_ms: int, offset: int) -> None:
+    """As Spark writes it when it plans a batch."""
+    (folder / "offsets").mkdir(parents=True, exist_ok=True)
+    (folder / "metadata").write_text(f'{{"id":"{query}"}}')
+    text = f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":{planned_at_ms}}}\n{{"t":{{"0":{offset}}}}}'
+    (folder / "offsets" / str(batch)).write_text(text)
+
+
+def test_other_rows_of_the_same_plan_are_the_same_batch(bootstrap: str, tmp_path: Path) -> None:
+    """A query with rand(), or a new version of it: what was decided stays."""
+    sink = Sink(bootstrap, checkpointLocation=tmp_path.as_uri())
+    checkpoint(tmp_path, sink.query, 0, planned_at_ms=1, offset=10)
+    commit(sink.options, [write(sink.options, sink.task(0, 0), rows(b"0.123"))])
+    commit(sink.options, [write(sink.options, sink.task(0, 0), rows(b"0.456", b"0.789"))])
+    assert sink.values() == once(b"0.123")
+    sink.close()
+
+
+def test_a_batch_that_was_planned_again_is_known_by_its_offsets_and_its_rows(bootstrap: str, tmp_path: Path) -> None:
+    sink = Sink(bootstrap, checkpointLocation=str(tmp_path))
+    checkpoint(tmp_path, sink.query, 0, planned_at_ms=1, offset=10)
+    commit(sink.options, [write(sink.options, sink.task(0, 0), rows(b"a"))])
+    checkpoint(tmp_path, sink.query, 0, planned_at_ms=2, offset=10)
+    commit(sink.options, [write(sink.options, sink.task(0, 0), rows(b"a"))])
+    with pytest.raises(SinkError, match="was already written with 1 rows and now has 1 other rows"):
+        commit(sink.options, [write(sink.options, sink.task(0, 0), rows(b"b"))])
+    # rows that happen to be the same, of other input
+    checkpoint(tmp_path, sink.query, 0, planned_at_ms=2, offset=11)
+    with pytest.raises(SinkError, match="was already written with 1 rows and now has 1 other rows"):
+        commit(sink.options, [write(sink.options, sink.task(0, 0), rows(b"a"))])
+    assert sink.values() == once(b"a")
+    sink.close()
 
 
 def test_an_open_transaction_of_another_query_hides_nothing(sink: Sink) -> None:

@@ -3,7 +3,9 @@ writes a task or commits a batch, and the query started again from its checkpoin
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -26,10 +28,11 @@ from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.sink import ExactlyOnceStreamWriter, checked
 from penstock.spark.sink_journal import Decision, Journal
 from penstock.spark.sink_options import SinkOptions
+from tests.spark.made_topics import append
 from tests.spark.sink_cluster import records
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 RUN_S_MAX = 140
 TASKS = 3
@@ -150,3 +153,144 @@ def test_a_process_killed_at_any_moment_loses_and_doubles_nothing(
         run()
         assert Counter(record.value for record in records(client, topic)) == expected
         assert not client.list_transactions(states=["Ongoing"])
+
+
+# ---------------------------------------------------------------------------------------------------- old checkpoints
+
+
+_numbers = itertools.count()
+
+
+class Stream:
+    """A query from `lines` or from a topic to a topic of its own, which can be run again and again."""
+
+    def __init__(self, spark: SparkSession, broker: Broker, client: KafkaClient, folder: Path, source: str) -> None:
+        self.checkpoint = folder / "checkpoint"
+        self.target = f"old-checkpoint-{next(_numbers)}"
+        self._spark = spark
+        self._broker = broker
+        self._client = client
+        self._source = source
+        self._lines = folder / "lines"
+        self._lines.mkdir()
+        self._rows = 0
+        for name in (self.target, f"{self.target}-input"):
+            client.create_topic(name, 2)
+
+    def add(self, rows: int) -> None:
+        """New input."""
+        numbers = range(self._rows, self._rows + rows)
+        self._rows += rows
+        if self._source == "topic":
+            append(self._broker, f"{self.target}-input", 0, numbers)
+        else:
+            (self._lines / f"{numbers[0]}.txt").write_text("".join(f"v{number}\n" for number in numbers))
+
+    def run(self, value: str = "value", sink: str = "penstock") -> None:
+        """Until all input is written."""
+        query = (
+            self._frame()
+            .selectExpr(f"{value} as value")
+            .writeStream.format(sink)
+            .options(**{"kafka.bootstrap.servers": self._broker.bootstrap, "topic": self.target})
+            .option("delivery", "exactly_once")
+            .option("checkpointLocation", str(self.checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(RUN_S_MAX)
+
+    def _frame(self) -> DataFrame:
+        if self._source == "lines":
+            return self._spark.readStream.format("text").load(str(self._lines))
+        reading = self._spark.readStream.format("penstock").option("kafka.bootstrap.servers", self._broker.bootstrap)
+        reading = reading.option("subscribe", f"{self.target}-input").option("startingOffsets", "earliest")
+        return reading.load()
+
+    def values(self) -> Counter[bytes | None]:
+        return Counter(record.value for record in records(self._client, self.target))
+
+
+def numbered(rows: int) -> Counter[bytes | None]:
+    return Counter(b"v%d" % number for number in range(rows))
+
+
+@pytest.fixture
+def stream(request: pytest.FixtureRequest, spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Stream]:
+    with KafkaClient(broker.bootstrap) as client:
+        yield Stream(spark, broker, client, tmp_path, request.param)
+
+
+@pytest.mark.parametrize("stream", ["lines", "topic"], indirect=True)
+def test_new_rows_with_a_restored_checkpoint_are_an_error_and_not_dropped(stream: Stream, tmp_path: Path) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    stream.add(100)
+    stream.run()
+    shutil.copytree(stream.checkpoint, tmp_path / "copy")
+    stream.add(100)
+    stream.run()
+    stream.checkpoint.rename(tmp_path / "newest")
+    (tmp_path / "copy").rename(stream.checkpoint)
+    stream.add(100)
+    with pytest.raises(
+        StreamingQueryException, match=r"batch 1 of query \S+ was already written with 100 rows and now"
+    ):
+        stream.run()
+    assert stream.values() == numbered(200)
+    shutil.rmtree(stream.checkpoint)
+    (tmp_path / "newest").rename(stream.checkpoint)
+    stream.run()
+    assert stream.values() == numbered(300)
+
+
+@pytest.mark.parametrize("stream", ["lines"], indirect=True)
+def test_new_rows_after_a_lost_offsets_file_are_an_error_and_not_dropped(stream: Stream) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    for _ in range(2):
+        stream.add(100)
+        stream.run()
+    for folder in ("offsets", "commits"):
+        (stream.checkpoint / folder / "1").unlink()
+        (stream.checkpoint / folder / ".1.crc").unlink()
+    stream.add(100)
+    with pytest.raises(
+        StreamingQueryException, match=r"batch 1 of query \S+ was already written with 100 rows and now"
+    ):
+        stream.run()
+    assert stream.values() == numbered(200)
+
+
+@pytest.mark.parametrize("stream", ["topic"], indirect=True)
+def test_the_same_rows_with_a_restored_checkpoint_are_not_written_twice(stream: Stream, tmp_path: Path) -> None:
+    stream.add(100)
+    stream.run()
+    shutil.copytree(stream.checkpoint, tmp_path / "copy")
+    stream.add(100)
+    stream.run()
+    shutil.rmtree(stream.checkpoint)
+    (tmp_path / "copy").rename(stream.checkpoint)
+    stream.run()
+    assert stream.values() == numbered(200)
+    stream.add(100)
+    stream.run()
+    assert stream.values() == numbered(300)
+
+
+@pytest.mark.parametrize("stream", ["topic"], indirect=True)
+def test_a_query_that_never_gives_the_same_rows_keeps_those_that_were_decided(
+    spark: SparkSession, stream: Stream, tmp_path: Path
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    MortalSource.moment = "the batch is decided"
+    MortalSource.order = tmp_path / "die"
+    MortalSource.order.touch()
+    spark.dataSource.register(MortalSource)
+    stream.add(100)
+    with pytest.raises(StreamingQueryException):
+        stream.run("concat(value, ' ', uuid())", "mortal")
+    stream.run("concat(value, ' ', uuid())", "mortal")
+    assert Counter((value or b"").split()[0] for value in stream.values().elements()) == numbered(100)

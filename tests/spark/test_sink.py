@@ -157,6 +157,16 @@ def test_a_write_with_an_id_is_done_once_however_often_it_is_run(
     assert sum(1 for _ in records(client, topic)) == 3_000
 
 
+def test_a_write_with_an_id_that_was_used_for_other_rows_is_refused(
+    spark: SparkSession, broker: Broker, client: KafkaClient, topic: str
+) -> None:
+    named = {"delivery": "exactly_once", "writeId": f"load-{topic}"}
+    save(spark.createDataFrame([("a",), ("b",)], "value string"), broker, topic, **named)
+    text = refusal(spark.createDataFrame([("c",)], "value string"), broker, topic, **named)
+    assert f"writeId load-{topic} was already used for a write of 2 rows, and this write has 1 rows" in text
+    assert sorted(record.value or b"" for record in records(client, topic)) == [b"a", b"b"]
+
+
 def test_a_failed_write_leaves_nothing_to_be_seen(
     spark: SparkSession, broker: Broker, client: KafkaClient, topic: str
 ) -> None:

@@ -17,7 +17,8 @@ from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import Marker as EndOfTransaction
 from penstock.records.control import MarkerKind, build_marker
 from penstock.spark import sink_journal
-from penstock.spark.sink_journal import Decision, Journal, JournalState, Opened, marker_batch, partition_of
+from penstock.spark.row_digest import Content
+from penstock.spark.sink_journal import Decision, Journal, JournalState, Opened, Plan, marker_batch, partition_of
 from penstock.spark.sink_options import SinkError
 
 QUERY = "q"
@@ -104,6 +105,19 @@ def test_the_last_decision_counts_and_says_what_is_missing() -> None:
     state.committed = {0: 5, 2: 4}
     assert state.missing(second) == []
     assert state.missing(first) == [0]
+
+
+def test_a_decision_keeps_what_its_batch_was_made_of() -> None:
+    opened = {1: Opened("q-1-0", Producer(5, 1))}
+    decision = Decision(4, 3, opened, {0: Content(2, 7), 1: Content(9, 2**64 - 1)}, Plan("a", "b"))
+    assert Decision.decode(decision.encode()) == decision
+    # a task without rows takes no room
+    assert Decision.decode(Decision(4, 1, {}, {0: Content()}).encode()) == Decision(4, 1, {}, {})
+
+
+def test_a_decision_of_an_earlier_version_says_nothing_of_its_rows() -> None:
+    value = b'{"batch": 4, "tasks": 3, "open": {"1": ["q-1-0", 5, 1]}}'
+    assert Decision.decode(value) == Decision(4, 3, {1: Opened("q-1-0", Producer(5, 1))}, None, None)
 
 
 def test_a_transaction_is_pending_until_it_ends_and_a_later_one_of_its_producer_is_another() -> None:

@@ -12,6 +12,7 @@ it nothing of a batch may be seen, after it all of it will be.
     InitProducerId, AddPartitionsToTxn    |
     Produce the rows, Produce the marker  |
     leave the transaction open -----------+--> PREPARED: commit(messages)
+                                               decided already? then with these rows (sink_identity)?
                                                abort what no task of this batch owns
                                                has somebody else committed it? is there time left?
                                                write the decision
@@ -31,6 +32,8 @@ Promises
 4. A batch that is decided and replayed is finished, not written again, as long as its transactions are there. One that
    timed out is aborted by the broker as a whole; its task writes its rows again. That, and only that, needs the same rows in
    the same task, so the number of tasks must be as decided then.
+5. A decision says what its batch was made of (sink_identity). Other rows under the number of a decided batch are an error:
+   they are neither written nor silently skipped.
 
 A transaction lives for `transaction.timeout.ms` from its first partition on. The driver decides in its first half or not at
 all; the second half is for the decision to be carried out, and for clocks that differ.
@@ -60,7 +63,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from penstock.client.kafka import KafkaClient, KafkaError
 from penstock.model.ids import TopicPartition
 from penstock.spark.arrow_encode import Writer
+from penstock.spark.row_digest import EMPTY, Content, ContentCounter
 from penstock.spark.sink_delivery import Sender
+from penstock.spark.sink_identity import Batch, check_same, check_same_task, plan_of
 from penstock.spark.sink_journal import TOPIC, Decision, Journal, JournalState, Opened, marker_batch
 from penstock.spark.sink_options import SinkError, SinkOptions
 from penstock.spark.sink_transactions import abort_quietly, explained, fence, finish, impatient
@@ -94,7 +99,8 @@ class Prepared(WriterCommitMessage):
     """What a task hands to the driver."""
 
     task: Task
-    rows: int = 0
+    content: Content = EMPTY
+    """Of all rows of the task, also when they are there already; not known of a write without a name."""
     opened: Opened | None = None
     """None when there is nothing to commit: no rows, or all of them there already."""
     opened_at_ms: int = 0
@@ -111,7 +117,10 @@ def write(options: SinkOptions, task: Task, tables: Iterator[pa.RecordBatch]) ->
     """The rows of one task into a transaction that is left open; or nothing, if they are there already."""
     with KafkaClient(options.settings) as client:
         prepared = Prepared(task)
+        is_done, counter = False, None
         if task.is_journaled:
+            counter = ContentCounter(options.columns)
+            tables = counter.watch(tables)
             journal = _journal(client, task.query)
             is_done = _is_done(client, journal, task)
             state = journal.state
@@ -122,11 +131,11 @@ def write(options: SinkOptions, task: Task, tables: Iterator[pa.RecordBatch]) ->
                 # Read to the end, or Spark would have to start another worker.
                 for _ in tables:
                     pass
-                return prepared
-        first = next((table for table in tables if table.num_rows), None)
-        if first is None:
-            return prepared
-        return _write(client, options, prepared, chain([first], tables))
+        if not is_done:
+            first = next((table for table in tables if table.num_rows), None)
+            if first is not None:
+                prepared = _write(client, options, prepared, chain([first], tables))
+        return prepared if counter is None else dataclasses.replace(prepared, content=counter.content)
 
 
 def _journal(client: KafkaClient, query: str) -> Journal:
@@ -191,7 +200,7 @@ def _write(client: KafkaClient, options: SinkOptions, prepared: Prepared, tables
     except BaseException:
         abort_quietly(options, [opened])
         raise
-    return dataclasses.replace(prepared, rows=sender.rows, opened=opened, opened_at_ms=opened_at_ms)
+    return dataclasses.replace(prepared, opened=opened, opened_at_ms=opened_at_ms)
 
 
 # ---------------------------------------------------------------------------------------------------- the driver
@@ -210,19 +219,28 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
             _commit_alone(client, options, task, prepared)
             return
         journal = Journal(client, JournalState(task.query))
+        contents = {one.task.number: one.content for one in prepared}
+        batch = Batch(task.query, task.batch, contents, plan_of(options.checkpoint, task.query, task.batch))
+        decided: Decision | None = None
         try:
             if is_decided:
-                _check_tasks(client, journal, task, len(messages))
+                decided = _decided(client, options, journal, batch, len(messages))
             else:
                 journal.state.offset = min(one.journal_offset for one in prepared)
             if not opened:
                 return
+            if decided is not None:
+                for number in sorted(opened):
+                    check_same_task(decided, batch, number)
             _check_alone(client, options, journal, task, opened)
             _check_time(options, task, prepared)
         except SinkError:
             abort_quietly(options, opened.values())
             raise
-        decision = Decision(task.batch, len(messages), opened)
+        if decided is not None and decided.contents is not None:
+            # The rows that are in the topics already are those of then, whatever was computed now.
+            contents = dict(decided.contents)
+        decision = Decision(task.batch, len(messages), opened, contents, batch.plan)
         journal.decide(decision)
         carry_out(client, journal, decision)
 
@@ -252,14 +270,18 @@ def _commit_alone(client: KafkaClient, options: SinkOptions, task: Task, prepare
             client.end_txn(*one, commit=True)
 
 
-def _check_tasks(client: KafkaClient, journal: Journal, task: Task, tasks: int) -> None:
-    """A batch that was decided has as many tasks as then, or is finished without any."""
+def _decided(client: KafkaClient, options: SinkOptions, journal: Journal, batch: Batch, tasks: int) -> Decision | None:
+    """The decision on this batch by an earlier run; raises SinkError if this is another batch, or if it has another number
+    of tasks and is not finished without any."""
     decision = journal.read_on().decision
-    if decision is None or decision.batch != task.batch or decision.tasks == tasks:
-        return
-    finish(client, journal, decision, decision.opened)
-    if journal.state.missing(decision):
-        raise _other_tasks(task.query, decision, str(tasks))
+    if decision is None or decision.batch != batch.number:
+        return None
+    if decision.tasks != tasks:
+        finish(client, journal, decision, decision.opened)
+    check_same(decision, batch, options.write_id)
+    if decision.tasks != tasks and journal.state.missing(decision):
+        raise _other_tasks(batch.query, decision, str(tasks))
+    return decision
 
 
 def _check_alone(

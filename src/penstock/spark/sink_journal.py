@@ -5,6 +5,9 @@ Two kinds of records, and compaction keeps the last of each key:
     key  <query>/<task>   value  <batch>                      a marker: this task's rows of this batch are in their topics
     key  <query>          value  {"batch", "tasks", "open"}   a decision: these transactions will be committed
 
+A decision also has "rows", the content of each task, and "plan", both of which identify the batch (sink_identity). Decisions
+of earlier versions have neither, and earlier versions ignore them.
+
 A marker is written inside the transaction that holds the rows, so it is there when they are and never without them. A
 decision is written outside any transaction, by the driver alone.
 
@@ -19,13 +22,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.client.kafka import EARLIEST, ConfigKind, KafkaClient, KafkaError, Producer
 from penstock.records.batch import Batch, whole_batches
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import MarkerKind, read_marker
 from penstock.records.record import read_records
+from penstock.spark.row_digest import Content
 from penstock.spark.sink_options import SinkError
 
 TOPIC = "penstock-sink"
@@ -49,6 +53,15 @@ class Opened(NamedTuple):
     producer: Producer
 
 
+class Plan(NamedTuple):
+    """Digests of what Spark's checkpoint says of a batch."""
+
+    file: str
+    """Of the whole offsets file."""
+    sources: str
+    """Of the offsets in it."""
+
+
 class Decision(NamedTuple):
     """What the driver has promised to commit: a batch, by how many tasks, and their transactions.
 
@@ -57,10 +70,19 @@ class Decision(NamedTuple):
     batch: int
     tasks: int
     opened: Mapping[int, Opened]
+    contents: Mapping[int, Content] | None = None
+    """By task, of those with rows; None in a decision of an earlier version."""
+    plan: Plan | None = None
 
     def encode(self) -> bytes:
         opened = {str(task): [one.transactional_id, *one.producer] for task, one in sorted(self.opened.items())}
-        return json.dumps({"batch": self.batch, "tasks": self.tasks, "open": opened}).encode()
+        fields: dict[str, Any] = {"batch": self.batch, "tasks": self.tasks, "open": opened}
+        if self.contents is not None:
+            contents = sorted(self.contents.items())
+            fields["rows"] = {str(task): [one.rows, f"{one.digest:016x}"] for task, one in contents if one.rows}
+        if self.plan is not None:
+            fields["plan"] = list(self.plan)
+        return json.dumps(fields).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> Decision:
@@ -70,7 +92,13 @@ class Decision(NamedTuple):
             int(task): Opened(name, Producer(producer_id, epoch))
             for task, (name, producer_id, epoch) in fields["open"].items()
         }
-        return cls(int(fields["batch"]), int(fields["tasks"]), opened)
+        contents = None
+        if "rows" in fields:
+            contents = {
+                int(task): Content(int(rows), int(digest, 16)) for task, (rows, digest) in fields["rows"].items()
+            }
+        plan = Plan(*fields["plan"]) if "plan" in fields else None
+        return cls(int(fields["batch"]), int(fields["tasks"]), opened, contents, plan)
 
 
 class Marker(NamedTuple):

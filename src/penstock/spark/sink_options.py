@@ -101,6 +101,8 @@ class SinkOptions:
     """None is the most that the broker allows."""
     columns: tuple[str, ...] = field(default=())
     """Those of the rows that the sink uses."""
+    checkpoint: str | None = None
+    """Of a stream, if its query names it as an option."""
 
     @property
     def timeout_ms(self) -> int:
@@ -141,6 +143,7 @@ class SinkOptions:
             batch_bytes_max=_batch_bytes(others),
             transaction_timeout_ms=_transaction_timeout(others, delivery),
             columns=checked_columns(schema, given.get("topic") or None, includes_headers=includes_headers),
+            checkpoint=given.get("checkpointlocation"),
         )
 
 
