@@ -94,8 +94,14 @@ def test_json_and_page_say_the_same_and_the_page_needs_no_network(penstock: Run,
 
 
 def test_spark_finds_what_threads_find(spark: SparkSession, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     from penstock.imports.engine import LocalEngine
+    from penstock.records.batch import whole_batches
+    from penstock.spark.arrow_decode import decode_batches
     from penstock.spark.audit.job import AuditRequest, audit
+    from penstock.spark.audit.row_facts import DECODED_COLUMNS, renamed
     from penstock.spark.import_job import SparkEngine
 
     write(tmp_path, "t-0", 0, [batch(0), batch(20)])
@@ -103,6 +109,15 @@ def test_spark_finds_what_threads_find(spark: SparkSession, tmp_path: Path) -> N
     with_spark = audit(AuditRequest(SparkEngine(spark), tmp_path))
     assert with_spark.as_dict() == audit(AuditRequest(LocalEngine(), tmp_path)).as_dict()
     assert not with_spark.is_clean
+    rows = [
+        renamed(decoded)
+        for decoded in decode_batches(whole_batches(memoryview(batch(0) + batch(20))), "t", 0, columns=DECODED_COLUMNS)
+    ]
+    changed = pa.Table.from_batches(rows).drop_columns("value").append_column("value", pa.array([b"other"] * 20))
+    (tmp_path / "table").mkdir()
+    pq.write_table(changed, tmp_path / "table" / "0.parquet")
+    compared = audit(AuditRequest(SparkEngine(spark), tmp_path, str(tmp_path / "table"), topics=["t"]))
+    assert compared.comparison.counts == {"content": 20, "missing": 10}
 
 
 def test_the_page_about_audits_names_every_kind_and_options_that_exist(penstock: Run) -> None:

@@ -9,7 +9,9 @@ pytest.importorskip("pyarrow")
 from penstock.imports.source import Findings
 from penstock.records.batch import CRC, CRC_OFFSET, CRC_START
 from penstock.records.control import Marker, MarkerKind, build_marker
+from penstock.spark.audit.facts import KINDS
 from penstock.spark.audit.report import partition_row
+from penstock.storage.segment_reader import DamageKind
 from tests.imports.directories import flip, tear
 from tests.spark.audit.logs import HOUR_MS, TIME, audited, batch, counts, write
 
@@ -132,3 +134,18 @@ def test_a_log_without_end_does_not_fill_the_report(tmp_path: Path) -> None:
     assert counts(report) == {"gap": 99}
     assert len(report.found().kept) == 20
     assert Findings().count == 0
+
+
+def test_every_damaged_batch_of_a_file_is_counted(tmp_path: Path) -> None:
+    batches = [batch(base, 1) for base in range(240)]
+    path = write(tmp_path, "t-0", 0, batches)
+    position = 0
+    for base, one in enumerate(batches):
+        if base % 2 and base < 120:
+            flip(path, position + len(one) - 1)
+        position += len(one)
+    assert counts(audited(tmp_path)) == {"crc": 60, "gap": 60}
+
+
+def test_every_kind_of_damage_is_a_kind_of_finding() -> None:
+    assert {kind.value for kind in DamageKind} <= set(KINDS)

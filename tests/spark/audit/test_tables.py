@@ -198,6 +198,18 @@ def test_rows_that_the_topic_does_not_have_are_found(broker: Broker, table: Path
     assert counts(_audit(table, broker))["extra"] == 1
 
 
+@pytest.mark.parametrize(("column", "value"), [("offset", None), ("partition", None), ("partition", -1)])
+def test_rows_without_a_valid_place_are_a_finding(broker: Broker, table: Path, column: str, value: int | None) -> None:
+    def changed(rows: Any) -> Any:
+        cells = rows[column].to_pylist()
+        cells[7] = value
+        at = rows.schema.get_field_index(column)
+        return rows.set_column(at, column, pa.array(cells, rows.schema.field(at).type))
+
+    _rewrite(_file(table, 1), changed)
+    assert counts(_audit(table, broker)) == {"damage": 1, "missing": 1}
+
+
 def test_a_file_that_cannot_be_read_is_a_finding(broker: Broker, table: Path) -> None:
     path = _file(table, 1)
     path.write_bytes(path.read_bytes()[:-100])
@@ -217,6 +229,11 @@ def test_a_folder_of_parquet_files_is_a_table_too(broker: Broker, table: Path, t
     settings = KafkaSettings.of(broker.bootstrap)
     report = audit(AuditRequest(LocalEngine(), None, str(folder), settings, ["orders"]))
     assert (report.is_clean, report.records) == (True, 2 * COUNT + 10)
+    for path in folder.glob("*.parquet"):
+        if pq.read_table(path)["partition"][0].as_py() == 1:
+            path.unlink()
+    report = audit(AuditRequest(LocalEngine(), None, str(folder), settings, ["orders"]))
+    assert counts(report) == {"missing": COUNT}, "a folder that lacks a whole partition"
 
 
 def test_the_command_compares_and_names_a_topic_that_is_not_there(

@@ -1,50 +1,77 @@
 """A table against its topic: the same records, at the same offsets, with the same content.
 
-Compared is what both can have: from where the topic still begins to where the table ends. What the topic's retention took is
-the table's alone, and what the table has yet to take is the topic's.
+Offsets are compared from where the topic begins now to where the table ends: older records are the table's alone, and newer
+ones the table has yet to take. Content is compared at every offset that both have. Pieces with the same offsets and the same
+digest are the same; the others are doubtful, because a sum of digests does not tell a missing row from a changed one. Their
+rows are read again and compared one by one (`rereading`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from penstock.spark.audit.facts import Found, Runs
 from penstock.spark.audit.merging import Merged
 from penstock.spark.audit.row_facts import PIECE_BITS
 
 
-def compare(table: Mapping[int, Merged], topic: Mapping[int, Merged], ends: Mapping[int, int]) -> Found:
-    """By partitions; `ends` are the next offsets of the table's partitions, as far as it says."""
+class Comparison(NamedTuple):
+    found: Found
+    doubtful: dict[int, list[int]]
+    """Numbers of pieces that have to be read again, by partition."""
+
+
+def compare(table: Mapping[int, Merged], topic: Mapping[int, Merged], ends: Mapping[int, int]) -> Comparison:
+    """By partitions; `ends` are the next offsets of the table's partitions, empty for a table that does not know them."""
     found = Found()
+    doubtful: dict[int, list[int]] = {}
     for number in sorted({*table, *topic}):
         kept, original = table.get(number), topic.get(number)
-        if kept is None and original is not None and ends.get(number, 0) > original.facts.log_start_offset:
-            _compare(number, None, original, ends[number], found)
-        elif kept is not None and original is None:
+        if original is None:
+            assert kept is not None
             found.add("extra", kept.facts.place, "the topic has no such partition", kept.facts.records)
-        elif kept is not None and original is not None:
-            _compare(number, kept, original, ends.get(number, kept.facts.log_end_offset), found)
+            continue
+        end = ends.get(number, 0) if ends else original.facts.log_end_offset
+        if kept is not None:
+            end = max(ends.get(number, 0), kept.facts.log_end_offset)
+            pieces = _doubtful(kept, original)
+            if pieces:
+                doubtful[number] = pieces
+        _compare_offsets(kept, original, end, found)
+    return Comparison(found, doubtful)
+
+
+def compare_topic_ids(topic: str, table_id: str, topic_ids: set[str]) -> Found:
+    """Empty ids are unknown, and differ from none."""
+    found = Found()
+    for topic_id in sorted(topic_ids - {"", table_id}) if table_id else ():
+        found.add("topic", topic, f"the table was archived from topic id {table_id}, the topic has id {topic_id}")
     return found
 
 
-def _compare(number: int, table: Merged | None, topic: Merged, end: int, found: Found) -> None:
-    place = f"{topic.facts.topic}-{number}"
+def _compare_offsets(table: Merged | None, topic: Merged, end: int, found: Found) -> None:
+    place = topic.facts.place
     start = topic.facts.log_start_offset
     there = cut(topic.facts.visible, start, end)
     kept = cut(table.facts.visible, start, end) if table is not None else []
     for first, last in subtract(there, kept):
-        found.add("missing", place, f"offsets {first} to {last} are not in the table", last - first + 1)
+        found.add_offsets("missing", place, first, last, "are not in the table")
     for first, last in subtract(kept, there):
-        found.add("extra", place, f"offsets {first} to {last} are not in the topic", last - first + 1)
-    if table is None:
-        return
-    for piece, ours in sorted(table.facts.pieces.items()):
-        first, last = piece << PIECE_BITS, (piece + 1 << PIECE_BITS) - 1
-        theirs = topic.facts.pieces.get(piece)
-        if first < start or (last >= end and topic.facts.log_end_offset > end):
-            continue  # one side has more of it than the other can
-        if theirs is not None and theirs.records == ours.records and theirs.checksum != ours.checksum:
-            found.add("content", place, f"records between offsets {first} and {last} differ from the topic's")
+        found.add_offsets("extra", place, first, last, "are not in the topic")
+
+
+def _doubtful(table: Merged, topic: Merged) -> list[int]:
+    """Pieces that both have, but not with the same offsets and the same sum of digests."""
+    kept, there = table.facts, topic.facts
+    # A piece in the middle of a run that one side lacks is not in both: only its first and last piece can be.
+    one_sided = [*subtract(kept.visible, there.visible), *subtract(there.visible, kept.visible)]
+    edges = {offset >> PIECE_BITS for run in one_sided for offset in run}
+    return [
+        number
+        for number, piece in sorted(kept.pieces.items())
+        if number in there.pieces and (number in edges or piece != there.pieces[number])
+    ]
 
 
 def cut(runs: Runs, start: int, end: int) -> Runs:

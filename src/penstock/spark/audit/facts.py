@@ -1,4 +1,4 @@
-"""What a task knows of what it read: counts, runs of offsets, sizes by hour, a checksum for each piece, and findings."""
+"""What a task knows of what it read: counts, runs of offsets, sizes by hour, a digest for each piece, and findings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import msgspec
 FINDINGS_KEPT: Final = 20
 """Of one kind and partition; all are counted."""
 
+DIGEST_MAX: Final = (1 << 64) - 1
+
 KINDS: Final = {
     "crc": "a batch whose bytes do not fit its CRC",
     "torn": "a file that ends inside a batch",
-    "damage": "bytes that are no batch, or a file that cannot be read",
+    "damage": "bytes that are no batch, a file that cannot be read, or rows without a valid place",
     "records": "a batch whose CRC fits and whose records cannot be read",
     "order": "offsets that do not rise",
     "duplicate": "offsets, or batches of a producer, that are there twice",
@@ -21,6 +23,7 @@ KINDS: Final = {
     "missing": "records of the topic that the table does not have",
     "extra": "records of the table that the topic does not have",
     "content": "records that are not the same in table and topic",
+    "topic": "a table of another topic of the same name",
 }
 """Every kind of finding, and what it means."""
 
@@ -33,6 +36,8 @@ class Finding(msgspec.Struct, frozen=True):
     place: str
     """TOPIC-PARTITION, and the file where there is one."""
     text: str
+    offsets: tuple[int, int] | None = None
+    """First and last offset, of a finding about offsets."""
 
 
 class Found(msgspec.Struct):
@@ -41,12 +46,16 @@ class Found(msgspec.Struct):
     kept: list[Finding] = []
     counts: dict[str, int] = {}
 
-    def add(self, kind: str, place: str, text: str, count: int = 1) -> None:
+    def add(self, kind: str, place: str, text: str, count: int = 1, offsets: tuple[int, int] | None = None) -> None:
         assert kind in KINDS, kind
         seen = self.counts.get(kind, 0)
         self.counts[kind] = seen + count
         if sum(1 for one in self.kept if one.kind == kind) < FINDINGS_KEPT:
-            self.kept.append(Finding(kind, place, text))
+            self.kept.append(Finding(kind, place, text, offsets))
+
+    def add_offsets(self, kind: str, place: str, first: int, last: int, text: str) -> None:
+        """Count every offset from `first` to `last`; `text` continues after them."""
+        self.add(kind, place, f"offsets {first} to {last} {text}", last - first + 1, (first, last))
 
     def take(self, other: Found) -> None:
         for one in other.kept:
@@ -57,10 +66,10 @@ class Found(msgspec.Struct):
 
 
 class Piece(msgspec.Struct, array_like=True):
-    """Records whose offsets begin with the same bits: how many, and the sum of their checksums, in any order."""
+    """Records whose offsets begin with the same bits: how many, and the sum of their digests, in any order."""
 
     records: int = 0
-    checksum: int = 0
+    digest: int = 0
 
 
 class Facts(msgspec.Struct):
@@ -92,6 +101,8 @@ class Facts(msgspec.Struct):
     keys: list[int] = []
     """Hashes of different keys, or registers of a sketch (`distinct`)."""
     is_sketch: bool = False
+    topic_id: str = ""
+    """Empty where it is not known."""
     found: Found = msgspec.field(default_factory=Found)
 
     @property

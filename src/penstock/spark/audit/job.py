@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.client.kafka import KafkaSettings
 from penstock.imports.engine import Engine, NobodyWatches, Watcher
-from penstock.spark.audit.brokers import audit_broker, broker_tasks
-from penstock.spark.audit.comparing import compare
+from penstock.spark.audit.brokers import BrokerTask, audit_broker, broker_tasks
+from penstock.spark.audit.comparing import compare, compare_topic_ids
 from penstock.spark.audit.facts import Facts, Found
 from penstock.spark.audit.merging import Merged, merge
 from penstock.spark.audit.report import AuditReport
-from penstock.spark.audit.segments import audit_segments, segment_tasks
-from penstock.spark.audit.table_files import audit_table_file, table_tasks
+from penstock.spark.audit.rereading import RereadTask, compare_rows
+from penstock.spark.audit.segments import SegmentsTask, audit_segments, segment_tasks
+from penstock.spark.audit.table_files import TableToAudit, audit_table_file, table_tasks
 from penstock.storage.segment_reader import topics_that_compact
 
 
@@ -40,14 +41,15 @@ def audit(request: AuditRequest) -> AuditReport:
     if not request.table:
         if request.segments is None:
             raise NothingToAudit("name a data directory, or a table with --table")
-        merged = _segments(request, request.segments, tuple(request.topics))
+        tasks = _segment_tasks(request.segments, tuple(request.topics))
+        merged = _segments(request, tasks, request.segments)
         return AuditReport(str(request.segments), merged, allowed=request.allowed)
     table = table_tasks(request.table, request.topics[0] if request.topics else "")
     if not table.tasks:
         raise NothingToAudit(f"{request.table} has no files yet")
     request.watcher.begin("table", sum(task.bytes for task in table.tasks))
-    parts = request.engine.run(
-        audit_table_file, table.tasks, [task.bytes for task in table.tasks], request.watcher.advance
+    parts = list(
+        request.engine.run(audit_table_file, table.tasks, [task.bytes for task in table.tasks], request.watcher.advance)
     )
     facts = [one for part in parts for one in part]
     compares = request.segments is not None or request.broker is not None
@@ -58,15 +60,29 @@ def audit(request: AuditRequest) -> AuditReport:
         if not table.topic:
             raise NothingToAudit("which topic is the table's? Name it with --topic")
         report.compared_with = f"topic {table.topic} of {request.segments or 'the broker'}"
-        report.topic_partitions = _topic(request, table.topic)
-        report.comparison = compare(_by_number(kept), _by_number(report.topic_partitions), table.ends)
+        _compare(request, table, parts, report)
     return report
 
 
-def _segments(request: AuditRequest, path: Path, topics: tuple[str, ...]) -> list[Merged]:
-    tasks = segment_tasks(path, topics)
-    if not tasks:
-        raise NothingToAudit(f"there are no segments{' of that topic' if topics else ''} in {path}")
+def _compare(request: AuditRequest, table: TableToAudit, parts: Sequence[list[Facts]], report: AuditReport) -> None:
+    """Read the topic, and whatever has to be read again of both; `parts` are the facts of each of the table's files."""
+    sources, report.topic_partitions = _topic(request, table.topic)
+    topic = _by_number(report.topic_partitions)
+    comparison = compare(_by_number(report.partitions), topic, table.ends)
+    report.comparison = compare_topic_ids(table.topic, table.topic_id, {one.facts.topic_id for one in topic.values()})
+    report.comparison.take(comparison.found)
+    tasks = []
+    for number, pieces in comparison.doubtful.items():
+        has_rows = [any(one.partition == number for one in part) for part in parts]
+        files = tuple(task for task, wanted in zip(table.tasks, has_rows, strict=True) if wanted)
+        tasks.append(RereadTask(number, tuple(pieces), files, sources[number]))
+    if tasks:
+        request.watcher.begin("rows that may differ", 0)
+        for found in request.engine.run(compare_rows, tasks, [0] * len(tasks), request.watcher.advance):
+            report.comparison.take(found)
+
+
+def _segments(request: AuditRequest, tasks: Sequence[SegmentsTask], path: Path) -> list[Merged]:
     sizes = [task.bytes for task in tasks]
     request.watcher.begin("segments", sum(sizes))
     facts = list(request.engine.run(audit_segments, tasks, sizes, request.watcher.advance))
@@ -74,17 +90,26 @@ def _segments(request: AuditRequest, path: Path, topics: tuple[str, ...]) -> lis
     return merge(facts, {topic for topic, compacts in known.items() if compacts})
 
 
-def _topic(request: AuditRequest, topic: str) -> list[Merged]:
+def _segment_tasks(path: Path, topics: tuple[str, ...]) -> list[SegmentsTask]:
+    tasks = segment_tasks(path, topics)
+    if not tasks:
+        raise NothingToAudit(f"there are no segments{' of that topic' if topics else ''} in {path}")
+    return tasks
+
+
+def _topic(request: AuditRequest, topic: str) -> tuple[Mapping[int, BrokerTask | SegmentsTask], list[Merged]]:
+    """What reads each partition of the topic, and what it gave."""
     if request.segments is not None:
-        return _segments(request, request.segments, (topic,))
+        tasks = _segment_tasks(request.segments, (topic,))
+        return {task.partition: task for task in tasks}, _segments(request, tasks, request.segments)
     assert request.broker is not None
-    tasks = broker_tasks(request.broker, topic)
+    asked = broker_tasks(request.broker, topic)
     request.watcher.begin("topic", 0)
-    facts: list[Facts] = list(request.engine.run(audit_broker, tasks, [0] * len(tasks), request.watcher.advance))
+    facts: list[Facts] = list(request.engine.run(audit_broker, asked, [0] * len(asked), request.watcher.advance))
     merged = merge(facts, {topic})
     for one in merged:
         one.facts.found = Found()
-    return merged
+    return {task.partition: task for task in asked}, merged
 
 
 def _by_number(merged: Sequence[Merged]) -> dict[int, Merged]:

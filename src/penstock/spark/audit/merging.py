@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from penstock.spark.audit.distinct import Distinct
-from penstock.spark.audit.facts import Facts, Piece, Runs
+from penstock.spark.audit.facts import DIGEST_MAX, Facts, Piece, Runs
 
 
 class Merged:
@@ -28,9 +28,10 @@ def merge(parts: Iterable[Facts], gaps_are_fine: Collection[str] = ()) -> list[M
 
 def _merged(parts: list[Facts], *, find_gaps: bool) -> Merged:
     first = parts[0]
-    total = Facts(first.topic, first.partition)
+    total = Facts(first.topic, first.partition, topic_id=first.topic_id)
     keys = Distinct()
-    whole = [part for part in parts if part.runs]
+    # A partition without records has its start and end too: those that retention left.
+    whole = [part for part in parts if part.runs] or parts
     total.log_start_offset = min((part.log_start_offset for part in whole), default=0)
     total.log_end_offset = max((part.log_end_offset for part in whole), default=0)
     for part in parts:
@@ -44,7 +45,7 @@ def _merged(parts: list[Facts], *, find_gaps: bool) -> Merged:
         before = total.log_start_offset
         for start, end in total.runs:
             if start > before:
-                total.found.add("gap", total.place, f"offsets {before} to {start - 1} are missing", start - before)
+                total.found.add_offsets("gap", total.place, before, start - 1, "are missing")
             before = end + 1
     return Merged(total, keys)
 
@@ -71,7 +72,7 @@ def _add(total: Facts, part: Facts) -> None:
     for number, piece in part.pieces.items():
         there = total.pieces.setdefault(number, Piece())
         there.records += piece.records
-        there.checksum += piece.checksum
+        there.digest = (there.digest + piece.digest) & DIGEST_MAX
 
 
 def _check_order(total: Facts, runs: Runs) -> None:
@@ -89,8 +90,7 @@ def _joined(total: Facts | None, runs: Runs) -> Runs:
     for first, last in runs:
         if joined and first <= joined[-1][1]:
             if total is not None:
-                end = min(last, joined[-1][1])
-                total.found.add("duplicate", total.place, f"offsets {first} to {end} are there twice", end - first + 1)
+                total.found.add_offsets("duplicate", total.place, first, min(last, joined[-1][1]), "are there twice")
             joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
         elif joined and first == joined[-1][1] + 1:
             joined[-1] = (joined[-1][0], last)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.spark.audit.facts import KINDS, Found
+from penstock.spark.audit.facts import KINDS, Finding, Found
 from penstock.spark.audit.merging import Merged
 
 
@@ -46,9 +46,20 @@ class AuditReport:
             "clean": self.is_clean,
             "allowed": sorted(self.allowed),
             "counts": {kind: found.counts[kind] for kind in KINDS if kind in found.counts},
-            "findings": [{"kind": one.kind, "place": one.place, "text": one.text} for one in found.kept],
+            "findings": [_finding_row(one) for one in found.kept],
             "partitions": [partition_row(merged) for merged in self.partitions],
         }
+
+
+def _finding_row(finding: Finding) -> dict[str, Any]:
+    first, last = finding.offsets or (None, None)
+    return {
+        "kind": finding.kind,
+        "place": finding.place,
+        "text": finding.text,
+        "first_offset": first,
+        "last_offset": last,
+    }
 
 
 def partition_row(merged: Merged) -> dict[str, Any]:

@@ -6,21 +6,28 @@ index nor broker is asked. The scan goes on behind damage, so one bad batch hide
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.imports.kafka import sound_batches
+from penstock.imports.kafka import scan_past_damage, sound_batches
 from penstock.imports.source import Findings
 from penstock.imports.survey import Advance
 from penstock.imports.transactions import Transactions
 from penstock.records.batch import NO_SEQUENCE, Batch, BatchError
 from penstock.spark.arrow_decode import decode_batches
 from penstock.spark.audit.facts import Facts, add_run
-from penstock.spark.audit.row_facts import COLUMNS, RowFacts
-from penstock.storage.segment_reader import base_offset_of, check_indexes, list_partitions, list_segments
+from penstock.spark.audit.row_facts import DECODED_COLUMNS, RowFacts, renamed
+from penstock.storage.segment_reader import (
+    Damage,
+    base_offset_of,
+    check_indexes,
+    list_partitions,
+    list_segments,
+    topic_id_of,
+)
 
 PRODUCERS_MAX = 100_000
 """Whose last sequence is remembered."""
@@ -32,6 +39,7 @@ class SegmentsTask(NamedTuple):
     topic: str
     partition: int
     files: tuple[str, ...]
+    topic_id: str = ""
 
     @property
     def bytes(self) -> int:
@@ -45,19 +53,38 @@ def segment_tasks(path: Path, topics: tuple[str, ...] = ()) -> list[SegmentsTask
     for folder in folders:
         topic, _, number = folder.absolute().name.rpartition("-")
         if number.isdecimal() and (not topics or topic in topics):
-            tasks.append(SegmentsTask(topic, int(number), tuple(map(str, list_segments(folder)))))
+            topic_id = topic_id_of(folder)
+            files = tuple(map(str, list_segments(folder)))
+            tasks.append(SegmentsTask(topic, int(number), files, "" if topic_id is None else str(topic_id)))
     return tasks
 
 
 def audit_segments(task: SegmentsTask, advance: Advance) -> Facts:
-    facts = Facts(task.topic, task.partition, files=len(task.files))
+    facts = Facts(task.topic, task.partition, files=len(task.files), topic_id=task.topic_id)
     rows = RowFacts(facts)
     try:
         _read(task, facts, rows, advance)
     except OSError as error:
         facts.found.add("damage", facts.place, f"the log cannot be read: {error}")
     rows.finish()
+    facts.log_end_offset = max(facts.log_start_offset, facts.log_end_offset)
     return facts
+
+
+def segment_rows(task: SegmentsTask, wanted: Callable[[Batch], bool]) -> Iterator[pa.RecordBatch]:
+    """The committed records of the wanted batches once more, in the order of their offsets. Raises OSError.
+
+    What cannot be read is left out: `audit_segments` found it.
+    """
+    transactions = Transactions()
+    for batch in _sound(task.files):
+        transactions.note(batch)
+    batches = (batch for batch in _rising(transactions.committed(_sound(task.files))) if wanted(batch))
+    yield from _decoded(batches, Facts(task.topic, task.partition))
+
+
+def _sound(files: Iterable[str]) -> Iterator[Batch]:
+    return (batch for file in files for _, batch in sound_batches(Path(file), Findings()))
 
 
 def _read(task: SegmentsTask, facts: Facts, rows: RowFacts, advance: Advance) -> None:
@@ -66,8 +93,7 @@ def _read(task: SegmentsTask, facts: Facts, rows: RowFacts, advance: Advance) ->
     for file in task.files:
         batches.read(Path(file))
         advance(Path(file).stat().st_size)
-    every = (batch for file in task.files for _, batch in sound_batches(Path(file), Findings()))
-    for decoded in _decoded(_rising(transactions.committed(every)), facts):
+    for decoded in _decoded(_rising(transactions.committed(_sound(task.files))), facts):
         rows.take(decoded)
     facts.hidden = batches.records - facts.records
 
@@ -84,21 +110,21 @@ class _Batches:
 
     def read(self, path: Path) -> None:
         facts = self._facts
-        findings = Findings()
+        where = f"{facts.place} {path.name}"
+
+        def damaged_by(damage: Damage, _: int) -> None:
+            facts.found.add(damage.kind.value, where, f"at {damage.position}: {damage.reason}")
+
         places = []
         if self._following is None:
             facts.log_start_offset = base_offset_of(path)
-        for position, batch in sound_batches(path, findings):
+        for position, batch in scan_past_damage(path, damaged_by):
             places.append((position, batch.base_offset, batch.last_offset))
             facts.batches += 1
             facts.bytes += batch.size
             self._take(path, position, batch)
-        for finding in findings.kept:
-            facts.found.add(
-                _kind(finding.reason), f"{facts.place} {path.name}", f"at {finding.position}: {finding.reason}"
-            )
         for problem in check_indexes(path, places):
-            facts.found.add("index", f"{facts.place} {path.name}", problem)
+            facts.found.add("index", where, problem)
 
     def _take(self, path: Path, position: int, batch: Batch) -> None:
         facts = self._facts
@@ -126,14 +152,6 @@ class _Batches:
             self._sequences[producer] = batch.last_sequence
 
 
-def _kind(reason: str) -> str:
-    if "CRC" in reason:
-        return "crc"
-    if "cut off" in reason or "too few" in reason:
-        return "torn"
-    return "order" if "base offset" in reason else "damage"
-
-
 def _rising(batches: Iterator[Batch]) -> Iterator[Batch]:
     """Without batches that repeat offsets: they were found, and must not be counted twice."""
     following = 0
@@ -158,7 +176,7 @@ def _decoded(batches: Iterator[Batch], facts: Facts) -> Iterator[pa.RecordBatch]
 
 def _decoded_group(group: list[Batch], facts: Facts) -> list[pa.RecordBatch]:
     try:
-        return list(decode_batches(group, facts.topic, facts.partition, columns=COLUMNS))
+        return [renamed(rows) for rows in decode_batches(group, facts.topic, facts.partition, columns=DECODED_COLUMNS)]
     except BatchError as error:
         if len(group) == 1:
             facts.found.add("records", facts.place, f"the batch at offset {group[0].base_offset}: {error}")

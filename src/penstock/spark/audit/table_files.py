@@ -6,6 +6,7 @@ that cannot be read is a finding, not the end.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from penstock.spark.archive.places import Place, place_of
 from penstock.spark.audit.facts import Facts
 from penstock.spark.audit.row_facts import COLUMNS, RowFacts
 
+UNREADABLE = (OSError, pa.ArrowException, KeyError)
 _ROWS = 50_000
 NO_PARTITION = -1
 """Of a file that does not say."""
@@ -38,6 +40,8 @@ class TableToAudit(NamedTuple):
     tasks: list[TableTask]
     ends: dict[int, int]
     """The next offset of each partition, as the table itself says; empty where it does not."""
+    topic_id: str = ""
+    """Id of the topic that the table was archived from; empty if unknown, or if it is compared with another topic."""
 
 
 def table_tasks(url: str, topic: str = "") -> TableToAudit:
@@ -54,17 +58,21 @@ def table_tasks(url: str, topic: str = "") -> TableToAudit:
         return TableToAudit(topic, tasks, {})
     name = topic or table.settings.topic
     tasks = [TableTask(name, table.place, file.name, file.bytes) for file in table.files()]
-    return TableToAudit(name, tasks, dict(table.state().offsets))
+    topic_id = table.settings.topic_id if name == table.settings.topic else None
+    return TableToAudit(name, tasks, dict(table.state().offsets), topic_id or "")
 
 
 def audit_table_file(task: TableTask, advance: Advance) -> list[Facts]:
     """Facts of each partition that has rows in the file. What of a broken file could be read does not count."""
     by_partition: dict[int, tuple[Facts, RowFacts]] = {}
+    unnumbered = Facts(task.topic, NO_PARTITION, files=1, bytes=task.bytes)
     try:
-        with task.place.files.open_input_file(task.place.path(task.name)) as source:
-            for rows in pq.ParquetFile(source).iter_batches(_ROWS, columns=[*COLUMNS, "partition"]):
-                _take(task, _plain(rows), by_partition)
-    except (OSError, pa.ArrowException, KeyError) as error:
+        for rows in table_rows(task):
+            partition, offset = rows.column("partition"), rows.column("offset")
+            numbered = rows.filter(pc.and_(pc.greater_equal(partition, 0), pc.greater_equal(offset, 0)))
+            unnumbered.records += rows.num_rows - numbered.num_rows
+            _take(task, numbered, by_partition)
+    except UNREADABLE as error:
         facts = Facts(task.topic, NO_PARTITION, files=1, bytes=task.bytes)
         facts.found.add("damage", task.name, f"the file cannot be read: {str(error).splitlines()[0]}")
         return [facts]
@@ -75,7 +83,19 @@ def audit_table_file(task: TableTask, advance: Advance) -> list[Facts]:
         facts.runs = facts.visible
         facts.log_start_offset = min(first for first, _ in facts.runs)
         facts.log_end_offset = max(last for _, last in facts.runs) + 1
-    return [facts for facts, _ in by_partition.values()]
+    found = [facts for facts, _ in by_partition.values()]
+    if unnumbered.records:
+        text = f"rows without a valid partition and offset: {unnumbered.records}"
+        unnumbered.found.add("damage", task.name, text, unnumbered.records)
+        found.append(unnumbered)
+    return found
+
+
+def table_rows(task: TableTask) -> Iterator[pa.RecordBatch]:
+    """The rows of a file in their order. Raises one of `UNREADABLE`."""
+    with task.place.files.open_input_file(task.place.path(task.name)) as source:
+        for rows in pq.ParquetFile(source).iter_batches(_ROWS, columns=COLUMNS):
+            yield _plain(rows)
 
 
 def _plain(rows: pa.RecordBatch) -> pa.RecordBatch:
