@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -84,6 +85,23 @@ def delete_before(broker: Cluster, name: str, partition: int, offset: int) -> No
 def delete_topic(broker: Cluster, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.delete_topics([name])[name].result(30)
+
+
+def recreate_topic(broker: Cluster, name: str, records: int, partitions: int = 1) -> None:
+    """Another topic of the same name, with so many records in each partition."""
+    delete_topic(broker, name)
+    with KafkaClient(broker.bootstrap) as client:
+        client.create_topic(name, partitions, configs={"retention.ms": "-1"})
+    for partition in range(partitions):
+        append(broker, name, partition, range(records))
+
+
+def topic_id(broker: Cluster, name: str) -> str:
+    """As Kafka's tools show it."""
+    with KafkaClient(broker.bootstrap) as client:
+        found = client.metadata([name]).topics[name].topic_id
+    assert found is not None
+    return base64.urlsafe_b64encode(found.bytes).decode().rstrip("=")
 
 
 def add_partitions(broker: Cluster, name: str, total: int) -> None:

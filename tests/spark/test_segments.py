@@ -27,12 +27,12 @@ from penstock.spark.offsets import place
 from penstock.spark.planning import Range
 from penstock.spark.range_reader import RangeReader, Task, tasks_of
 from penstock.spark.segments import folder_of, read_segments
-from penstock.spark.source_errors import SourceError
+from penstock.spark.source_errors import DataLost, SourceError
 from penstock.spark.source_schema import full_schema
 from penstock.spark.source_topics import Topics
 from penstock.spark.wire_reader import forget_connections
 from penstock.storage.segment_reader import list_segments, position_before, read_segment, topic_id_of
-from tests.spark.made_topics import append, append_transaction, delete_before, options, topic
+from tests.spark.made_topics import append, append_transaction, delete_before, options, recreate_topic, topic
 
 SMALL = {"segment.bytes": "4096"}
 
@@ -282,6 +282,16 @@ def test_a_folder_of_another_topic_with_the_same_name_is_not_read(broker: Broker
     reader, made = task(broker, Range(name, 0, 0, 20), read="segments", segments_dir=tmp_path)
     with pytest.raises(SourceError, match=f"{name}-0 of this cluster is not in {tmp_path}"):
         offsets(reader.read(made))
+
+
+def test_a_topic_created_again_while_its_files_are_read_is_noticed(broker: Broker) -> None:
+    name = topic(broker, 1, 20)
+    reader, made = task(broker, Range(name, 0, 0, 20), read="segments")
+    reading = reader.read(made)
+    next(reading)
+    recreate_topic(broker, name, 20)
+    with pytest.raises(DataLost, match=f"topic {name} was deleted and created again"):
+        list(reading)
 
 
 def test_the_topic_id_of_a_folder_is_the_clusters(broker: Broker) -> None:

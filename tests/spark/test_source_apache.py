@@ -19,11 +19,12 @@ from penstock.spark.batch_source import BatchSource
 from penstock.spark.offsets import place
 from penstock.spark.range_reader import Task
 from penstock.spark.segments import folder_of, read_segments
+from penstock.spark.source_errors import DataLost
 from penstock.spark.source_schema import full_schema
 from penstock.spark.stream_source import StreamSource
 from penstock.spark.wire_reader import forget_connections
 from tests.compatibility.apache_kafka import START_S_MAX, apache_kafka
-from tests.spark.made_topics import append, append_transaction, options, topic
+from tests.spark.made_topics import append, append_transaction, options, recreate_topic, topic, topic_id
 
 
 class Kafka(NamedTuple):
@@ -95,6 +96,27 @@ def test_kafkas_own_segments_are_found_and_read(kafka: Kafka, mixed: str) -> Non
     assert [int(key[1:]) for key in keys] == COMMITTED
 
 
+def test_a_topic_that_was_created_again_is_noticed(kafka: Kafka) -> None:
+    name = topic(kafka, 1, 30)
+    source, again = (
+        StreamSource(options(kafka, subscribe=name, startingOffsets="earliest"), full_schema(False)) for _ in "ab"
+    )
+    try:
+        start = source.initialOffset()
+        end = source.latestOffset(start, ReadAllAvailable())
+        (task,) = source.partitions(start, end)
+        old = topic_id(kafka, name)
+        recreate_topic(kafka, name, 50)
+        text = f"topic {name} was deleted and created again: its id was {old} and is now {topic_id(kafka, name)}"
+        with pytest.raises(DataLost, match=text):
+            again.latestOffset(end, ReadAllAvailable())
+        with pytest.raises(DataLost, match=text):
+            list(source.read(task))
+    finally:
+        source.stop()
+        again.stop()
+
+
 def test_a_start_and_progress_are_kept_under_the_group(kafka: Kafka) -> None:
     name = topic(kafka, 1, 30)
     some = {"subscribe": name, "kafka_group_id": f"{name}-group"}
@@ -103,12 +125,12 @@ def test_a_start_and_progress_are_kept_under_the_group(kafka: Kafka) -> None:
         start = first.initialOffset()
         append(kafka, name, 0, range(30, 40))
         end = first.latestOffset(start, ReadAllAvailable())
-        assert again.initialOffset() == start == {name: {"0": 30}}
+        assert again.initialOffset() == start == {name: {"0": 30, "id": topic_id(kafka, name)}}
         assert [task.work[2:] for task in again.partitions(start, end) if isinstance(task, Task)] == [(30, 40)]
         again.commit(end)
         with KafkaClient(kafka.bootstrap) as client:
             assert client.fetch_offsets(f"{name}-group")[place(name, 0)].offset == 40
-        assert anew.initialOffset() == {name: {"0": 40}}
+        assert anew.initialOffset() == {name: {"0": 40, "id": topic_id(kafka, name)}}
     finally:
         for source in (first, again, anew):
             source.stop()

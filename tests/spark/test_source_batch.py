@@ -18,7 +18,16 @@ from penstock.spark.batch_source import BatchSource
 from penstock.spark.source_errors import DataLost, SourceError
 from penstock.spark.source_schema import HEADERS, full_schema
 from penstock.spark.wire_reader import forget_connections
-from tests.spark.made_topics import TIME_MS, append, append_transaction, delete_before, options, topic
+from tests.spark.made_topics import (
+    TIME_MS,
+    append,
+    append_transaction,
+    delete_before,
+    options,
+    recreate_topic,
+    topic,
+    topic_id,
+)
 
 WAYS = ["wire", "segments"]
 FULL = full_schema(True)
@@ -223,3 +232,16 @@ def test_a_consumer_that_stops_early_leaves_nothing_behind(broker: Broker) -> No
     next(reading)
     reading.close()  # type: ignore[attr-defined]
     assert sum(batch.num_rows for batch in source.read(task)) == 5_000
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_topic_created_again_since_the_table_was_planned_is_an_error(broker: Broker, way: str) -> None:
+    name = topic(broker, 1, 20)
+    old = topic_id(broker, name)
+    source = BatchSource(options(broker, subscribe=name, read=way), FULL)
+    (task,) = source.partitions()
+    recreate_topic(broker, name, 30)
+    with pytest.raises(DataLost, match=f"topic {name} was deleted and created again: its id was {old} and is now"):
+        list(source.read(task))
+    careless = BatchSource(options(broker, subscribe=name, read=way, failOnDataLoss="false"), FULL)
+    assert list(careless.read(task)) == []

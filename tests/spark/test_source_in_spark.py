@@ -19,7 +19,7 @@ from penstock import Broker
 from penstock.client.kafka import KafkaClient
 from penstock.spark.source_schema import full_schema
 from penstock.spark.stream_source import StreamSource
-from tests.spark.made_topics import TIME_MS, add_partitions, append, given, topic
+from tests.spark.made_topics import TIME_MS, add_partitions, append, given, recreate_topic, topic, topic_id
 from tests.spark.made_topics import options as source_options
 
 if TYPE_CHECKING:
@@ -143,7 +143,8 @@ def test_a_run_of_what_is_available_takes_all_of_it_in_limited_batches_and_shows
     query = start(spark, broker, sink, tmp_path, maxOffsetsPerTrigger=40, **some)
     assert query.awaitTermination(DONE_S_MAX)
     assert [len(rows) for rows in sink.batches.values()] == [40, 20]
-    assert query.lastProgress.sources[0].endOffset == f'{{"{name}": {{"0": 30, "1": 30}}}}'
+    told_id = topic_id(broker, name)
+    assert query.lastProgress.sources[0].endOffset == f'{{"{name}": {{"0": 30, "1": 30, "id": "{told_id}"}}}}'
     with KafkaClient(broker.bootstrap) as client:
         assert {kept.offset for kept in client.fetch_offsets(f"{name}-group").values()} == {30}
     # The checkpoint goes on from there, whatever startingOffsets says, and sees a partition that came.
@@ -163,7 +164,7 @@ def test_a_query_that_fails_in_its_first_batch_reads_the_same_records_again(
     some = {"subscribe": name, "kafka_group_id": f"{name}-group"}
     # A driver that went when it had asked where to begin: what came since is the first batch.
     asked = StreamSource(source_options(broker, **some), full_schema(False))
-    assert asked.initialOffset() == {name: {"0": 95}}
+    assert asked.initialOffset() == {name: {"0": 95, "id": topic_id(broker, name)}}
     asked.stop()
     append(broker, name, 0, range(95, 100))
     sink = Sink()
@@ -221,3 +222,22 @@ def test_a_stream_that_cannot_be_is_told_in_one_line(spark: SparkSession, broker
         query.awaitTermination(DONE_S_MAX)
     assert "endingOffsets is for batches" in told(caught.value)
     assert "UnboundLocalError" not in str(caught.value)
+
+
+def test_a_topic_created_again_stops_the_query_or_is_read_from_its_beginning(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    name = topic(broker, 1, 100)
+    some = {"subscribe": name, "startingOffsets": "earliest", "available_now": True}
+    sink = Sink()
+    assert start(spark, broker, sink, tmp_path, **some).awaitTermination(DONE_S_MAX)
+    old = topic_id(broker, name)
+    recreate_topic(broker, name, 150)
+    query = start(spark, broker, sink, tmp_path, **some)
+    with pytest.raises(StreamingQueryException) as caught:
+        query.awaitTermination(DONE_S_MAX)
+    new = topic_id(broker, name)
+    assert f"topic {name} was deleted and created again: its id was {old} and is now {new}" in str(caught.value)
+    assert len(sink.rows) == 100
+    assert start(spark, broker, sink, tmp_path, failOnDataLoss="false", **some).awaitTermination(DONE_S_MAX)
+    assert sink.batches[1] == [(0, number) for number in range(150)]

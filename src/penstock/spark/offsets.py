@@ -1,19 +1,29 @@
 """Offsets of topics as JSON, in the shape that Spark's Kafka source has: {"orders": {"0": 42, "1": 7}}.
 
+A stream also keeps the id of each topic, after its partitions: {"orders": {"0": 42, "id": "fWXVd8QiRAyQ1lJyJDDa0Q"}}. A
+topic that was deleted and created again has another id, and offsets of the old one mean nothing there. Offsets of Spark's
+Kafka source, of earlier versions and of clusters without topic ids have none.
+
 Spark keeps a stream's offsets as text and takes two that differ by a byte for two offsets: what is made here is sorted, by
-topic and by partition number, and nothing else is in it.
+topic and by partition number.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.model.ids import TopicName, TopicPartition
 
 Offsets = dict[TopicPartition, int]
-OffsetJson = dict[str, dict[str, int]]
+TopicIds = dict[str, str]
+OffsetJson = dict[str, dict[str, int | str]]
+
+ID = "id"
+"""Where the id of a topic is, beside its partitions."""
 
 OFFSET_MAX = (1 << 63) - 1
 
@@ -22,21 +32,35 @@ def place(topic: str, partition: int) -> TopicPartition:
     return TopicPartition(TopicName(topic), partition)
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> OffsetJson:
+def id_text(topic_id: uuid.UUID) -> str:
+    """As Kafka's tools and files have it."""
+    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
+
+
+def to_json(offsets: Mapping[TopicPartition, int], ids: Mapping[str, str] | None = None) -> OffsetJson:
+    """With the ids of those topics that have one."""
     shaped: OffsetJson = {}
     for where in sorted(offsets):
         shaped.setdefault(where.topic, {})[str(where.partition)] = offsets[where]
+    for topic, partitions in shaped.items():
+        if ids and topic in ids:
+            partitions[ID] = ids[topic]
     return shaped
 
 
 def of_json(shaped: object, lowest: int = 0) -> Offsets:
-    """Raises ValueError with what is wrong; numbers below `lowest` are."""
+    """Without the ids of topics. Raises ValueError with what is wrong; numbers below `lowest` are."""
     offsets: Offsets = {}
     for where, value in _entries(shaped):
         if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= OFFSET_MAX:
             raise ValueError(f"{where}: {json.dumps(value)} is not an offset")
         offsets[where] = value
     return offsets
+
+
+def ids_of_json(shaped: Mapping[str, Mapping[str, object]]) -> TopicIds:
+    """The ids of those topics that have one; for what `of_json` takes."""
+    return {topic: str(partitions[ID]) for topic, partitions in shaped.items() if ID in partitions}
 
 
 def of_text(text: str, lowest: int = 0) -> Offsets:
@@ -76,7 +100,10 @@ def _entries(shaped: object) -> Iterable[tuple[TopicPartition, Any]]:
         if not isinstance(partitions, dict):
             raise ValueError(f'{topic}: not of the form {{"0": 42}}')
         for number, value in partitions.items():
-            yield place(topic, _number(number, topic)), value
+            if number != ID:
+                yield place(topic, _number(number, topic)), value
+            elif not isinstance(value, str):
+                raise ValueError(f"{topic}: {json.dumps(value)} is not a topic id")
 
 
 def _number(value: object, topic: str) -> int:

@@ -2,6 +2,9 @@
 
 The driver makes tasks, an executor reads them; both ways give the same records. With `read=auto` the brokers are asked where
 their data directories are, and an executor that sees the partition's folder there, of the same topic id, reads its files.
+
+A task carries the id of the topic that it was planned for. After the last record is read the topic must still have that id:
+then all records are of that topic, because ids are never used again.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from pyspark.sql.types import StructType
 
 from penstock.client.kafka import Isolation
 from penstock.records.batch import BatchError
+from penstock.spark.offsets import TopicIds
 from penstock.spark.planning import Range
-from penstock.spark.segments import folder_of, read_segments
-from penstock.spark.source_errors import SourceError
+from penstock.spark.segments import folder_of, other_topic_in, read_segments
+from penstock.spark.source_errors import SourceError, lost, recreated
 from penstock.spark.source_options import ReadWay, SourceOptions
 from penstock.spark.source_schema import arrow_schema_of, columns_of
 from penstock.spark.source_topics import Topics
@@ -25,7 +29,7 @@ from penstock.spark.wire_reader import WireReader
 
 
 class Task(InputPartition):
-    """What Spark carries to an executor."""
+    """What Spark carries to an executor; `topic_id` is None where the cluster has no ids."""
 
     def __init__(self, work: Range, data_dirs: tuple[str, ...], topic_id: str | None) -> None:
         super().__init__(None)
@@ -34,15 +38,18 @@ class Task(InputPartition):
         self.topic_id = topic_id
 
 
-def tasks_of(ranges: Sequence[Range], topics: Topics, options: SourceOptions) -> list[InputPartition]:
-    """Raises SourceError when read=segments is asked for and nobody knows where they are."""
+def tasks_of(
+    ranges: Sequence[Range], topics: Topics, options: SourceOptions, ids: TopicIds | None = None
+) -> list[InputPartition]:
+    """`ids` are those of the topics for which the offsets were found. Raises SourceError when read=segments is asked for and
+    nobody knows where they are."""
     dirs: tuple[str, ...] = ()
     if ranges and options.read is not ReadWay.WIRE and options.isolation is Isolation.READ_COMMITTED:
         dirs = (options.segments_dir,) if options.segments_dir else topics.data_dirs()
         if not dirs and options.read is ReadWay.SEGMENTS:
             raise SourceError("read=segments: the cluster does not say where its logs are; set segments.dir")
-    ids = topics.topic_ids() if dirs else {}
-    return [Task(one, dirs, ids.get(one.topic)) for one in ranges]
+    known = topics.topic_ids() if ids is None else ids
+    return [Task(one, dirs, known.get(one.topic)) for one in ranges]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +85,18 @@ class RangeReader:
         folder = folder_of(work, task.data_dirs, task.topic_id)
         if folder is not None:
             reached = yield from read_segments(folder, work, columns)
+            other = other_topic_in(folder, task.topic_id)
+            if other is not None:
+                lost(recreated(work.topic, str(task.topic_id), other), self.wire.fail_on_data_loss)
+                return
             if reached >= work.end:
                 return
             work = work._replace(start=reached)
         elif self.needs_segments:
+            if self.wire.is_recreated(work, task.topic_id):
+                return
             raise SourceError(
                 f"read=segments: {work.topic}-{work.partition} of this cluster is not in {', '.join(task.data_dirs)} "
                 "as this executor sees it; set segments.dir to the broker's data directory, or read=auto"
             )
-        yield from self.wire.read(work, columns)
+        yield from self.wire.read(work, columns, task.topic_id)

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from penstock.records.batch import Batch
 from penstock.spark.arrow_decode import decode_batches
+from penstock.spark.offsets import id_text
 from penstock.spark.planning import Range
 from penstock.spark.source_errors import log
 from penstock.spark.visible import visible_batches
@@ -43,9 +44,17 @@ def folder_of(work: Range, data_dirs: Iterable[str], topic_id: str | None) -> Pa
     for data_dir in data_dirs:
         folder = Path(data_dir) / f"{work.topic}-{work.partition}"
         found = topic_id_of(folder)
-        if (found is None and topic_id is None and folder.is_dir()) or (found is not None and found.hex == topic_id):
+        if (found is None and topic_id is None and folder.is_dir()) or (
+            found is not None and id_text(found) == topic_id
+        ):
             return folder
     return None
+
+
+def other_topic_in(folder: Path, topic_id: str | None) -> str | None:
+    """The id of the topic that a folder has come to belong to, if it is not the one that it was taken for."""
+    found = topic_id_of(folder)
+    return None if topic_id is None or found is None or id_text(found) == topic_id else id_text(found)
 
 
 def read_segments(folder: Path, work: Range, columns: Sequence[str]) -> Generator[pa.RecordBatch, None, int]:

@@ -32,6 +32,14 @@ def lost(text: str, fails: bool) -> None:
     log.warning("%s; going on with what is there, as failOnDataLoss=false says", text)
 
 
+def recreated(topic: str, known: str, now: str) -> str:
+    """What to say of a topic that has another id than before."""
+    return (
+        f"topic {topic} was deleted and created again: its id was {known} and is now {now}, and what was not read of the "
+        "old topic is lost"
+    )
+
+
 @contextmanager
 def explained(settings: KafkaSettings) -> Iterator[None]:
     """A KafkaError becomes a SourceError that names the cluster."""

@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 
 from penstock.client.kafka import EARLIEST, LATEST, ClusterInfo, ConfigKind, Isolation, KafkaClient, KafkaError
 from penstock.client.kafka_cluster import UNKNOWN_TOPIC_MS_MAX
-from penstock.model.ids import TopicPartition
-from penstock.spark.offsets import Offsets, place, shown
+from penstock.model.ids import ZERO_ID, TopicPartition
+from penstock.spark.offsets import Offsets, TopicIds, id_text, place, shown
 from penstock.spark.source_errors import SourceError, explained, log
 from penstock.spark.source_options import (
     EARLIEST_OFFSET,
@@ -109,6 +109,10 @@ class Topics:
             places = self._resolve(may_be_missing=True)
         self._found = (time.monotonic(), places)
         return places
+
+    def forget_partitions(self) -> None:
+        """Look at them again before they are next given out."""
+        self._found = None
 
     def _resolve(self, may_be_missing: bool) -> list[TopicPartition]:
         subscription = self._options.subscription
@@ -231,10 +235,22 @@ class Topics:
         self._data_dirs = tuple(found)
         return self._data_dirs
 
-    def topic_ids(self) -> dict[str, str]:
-        """As hexadecimal digits, for the topics that have one."""
-        topics = {} if self.info is None else self.info.topics
-        return {name: topic.topic_id.hex for name, topic in topics.items() if topic.topic_id is not None}
+    # ------------------------------------------------------------------------------------------------ ids
+
+    def topic_ids(self) -> TopicIds:
+        """The ids that the last look at the partitions saw. Brokers before Kafka 2.8 have none."""
+        return {} if self.info is None else _ids(self.info)
+
+    def topic_ids_now(self, topics: Iterable[str]) -> TopicIds:
+        """Of these topics; one that is gone has none."""
+        wanted = set(topics)
+        return _ids(self.ask(lambda client: client.metadata(wanted))) if wanted else {}
+
+
+def _ids(info: ClusterInfo) -> TopicIds:
+    return {
+        name: id_text(topic.topic_id) for name, topic in info.topics.items() if topic.topic_id not in (None, ZERO_ID)
+    }
 
 
 def _check_complete(given: Iterable[TopicPartition], places: list[TopicPartition], option: str) -> None:

@@ -4,6 +4,10 @@ Spark keeps one of these in a process of its own for the life of a query and ask
 Truth is in Spark's checkpoint: offsets that it logged are read again as they are after a crash. What the checkpoint does not
 hold is where the query began, see `query_place`.
 
+Offsets are those of a topic, not of a name: they carry the topic's id, which is compared with the cluster's when a batch is
+planned, when it is made into tasks, and by each task (range_reader). A topic with another id was deleted and created again.
+That is a loss; if losses are allowed, the next batch begins with the first record of the new topic.
+
 Spark's order of questions for a new query is initialOffset, latestOffset, partitions. After a crash in batch 0 it is
 initialOffset, partitions: the end comes from the log and the start is asked for again. An answer made up anew would lose or
 repeat records, so there it is an error.
@@ -27,11 +31,11 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.model.ids import TopicPartition
-from penstock.spark.offsets import OffsetJson, Offsets, of_json, shown, to_json
+from penstock.spark.offsets import OffsetJson, Offsets, TopicIds, ids_of_json, of_json, shown, to_json
 from penstock.spark.planning import backlog, divided, limited, ranges_between
 from penstock.spark.query_place import QueryPlace
 from penstock.spark.range_reader import RangeReader, Task, tasks_of
-from penstock.spark.source_errors import SourceError, log, lost
+from penstock.spark.source_errors import SourceError, log, lost, recreated
 from penstock.spark.source_options import AtOffsets, Bound, Edge, SourceOptions
 from penstock.spark.source_topics import Topics
 
@@ -48,12 +52,14 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics = Topics(options)
         self._place = QueryPlace(self._topics, options.group, options.group_prefix, self._starting)
         self._initial: Offsets | None = None
+        self._initial_ids: TopicIds = {}
         self._is_made_up: frozenset[TopicPartition] = frozenset()
         """Partitions whose start nobody would find again."""
         self._added: Offsets = {}
         """Partitions that came before the first batch."""
         self._target: Offsets | None = None
         """Where a run with the trigger availableNow ends."""
+        self._target_ids: TopicIds = {}
         self._latest: Offsets | None = None
         self._planned: Offsets | None = None
         """The end that was given last."""
@@ -70,7 +76,8 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> OffsetJson:  # noqa: N802 - these names are Spark's
         if self._initial is None:
             self._initial = self._begin()
-        return to_json(self._initial)
+            self._initial_ids = self._topics.topic_ids()
+        return to_json(self._initial, self._initial_ids)
 
     def _begin(self) -> Offsets:
         places = self._topics.partitions()
@@ -112,22 +119,28 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._topics.latest(self._topics.partitions_since(()))
+        places = self._topics.partitions_since(())
+        self._target, self._target_ids = self._topics.latest(places), self._topics.topic_ids()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> OffsetJson:  # noqa: N802
         """Where the next micro-batch ends. Spark asks when the batch that ended at `start` is through."""
-        begun = of_json(start)
-        if begun != self._initial or begun == self._given_out:
+        begun, known = of_json(start), ids_of_json(start)
+        is_first = begun == self._initial
+        if not is_first or begun == self._given_out:
             self._place.advance(begun)
-        ends = self._ends(begun)
+        places = self._topics.partitions_since(begun) if self._target is None else []
+        ids = self._topics.topic_ids() if self._target is None else self._target_ids
+        changed = self._recreated(known, ids)
+        kept = _without(begun, changed)
+        ends = self._topics.latest(places) if self._target is None else self._ends(self._target, kept, is_first)
         self._latest = ends
-        self._check_gone(begun, ends)
-        added = self._topics.earliest(ends.keys() - begun.keys())
-        if begun == self._initial and added != self._added:
+        self._check_gone(kept, ends)
+        added = self._topics.earliest(ends.keys() - kept.keys())
+        if is_first and added != self._added:
             # Should the first batch fail, these began here.
             self._place.keep_start(added)
             self._added = added
-        starts = {**begun, **added}
+        starts = {**kept, **added}
         for where, end in ends.items():
             if end < starts[where]:
                 lost(
@@ -140,17 +153,15 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         self._planned = planned
         # Spark compares text: what did not change comes back as it came.
-        return start if planned == begun else to_json(planned)
+        return start if planned == begun and not changed else to_json(planned, {**known, **ids})
 
-    def _ends(self, begun: Offsets) -> Offsets:
-        if self._target is None:
-            return self._topics.latest(self._topics.partitions_since(begun))
-        ends = dict(self._target)
+    def _ends(self, target: Offsets, begun: Offsets, is_first: bool) -> Offsets:
+        ends = dict(target)
         if not begun.keys() <= ends.keys():
             # The query knows partitions that came after the target was set: this run leaves them where they are.
             there = self._topics.partitions_since(begun)
             ends |= {where: begun[where] for where in begun if where in there and where not in ends}
-        if begun == self._initial:
+        if is_first:
             # Spark asks for the target first: a start at the log's end may be behind it.
             ends = {where: max(end, begun.get(where, end)) for where, end in ends.items()}
         return ends
@@ -184,7 +195,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------------------------------------ work
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        starts, ends = of_json(start), of_json(end)
+        starts, ends, ids = of_json(start), of_json(end), ids_of_json(end)
         self._given_out = dict(ends)
         is_replayed = ends != self._planned
         if is_replayed and self._planned is None and starts == self._initial and self._is_made_up:
@@ -192,11 +203,14 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "the query stopped in its first batch, and where it had begun was not kept: startingOffsets=latest is "
                 "another offset now, and records would be lost; delete the checkpoint to begin anew, with kafka.group.id set"
             )
+        now = self._topics.topic_ids_now({where.topic for where in ends})
+        ends = _without(ends, self._recreated(ids, now))
         if is_replayed:
             there = set(self._topics.partitions_since(ends))
             self._check_gone(ends, there)
             ends = {where: offset for where, offset in ends.items() if where in there}
-        starts = self._with_added(starts, ends)
+        # The batch was planned with the first record of topics that were created again since the one before.
+        starts = self._with_added(_without(starts, _changed(ids_of_json(start), ids)), ends)
         first = self._topics.earliest(ends)
         last = self._topics.latest(ends) if is_replayed else ends
         for where in sorted(ends):
@@ -205,7 +219,16 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             starts[where] = min(max(starts[where], first[where]), ends[where])
         options = self._options
         ranges = divided(ranges_between(starts, ends), options.partitions_min, options.records_per_partition_max)
-        return tasks_of(ranges, self._topics, options)
+        return tasks_of(ranges, self._topics, options, {**now, **ids})
+
+    def _recreated(self, known: TopicIds, now: TopicIds) -> set[str]:
+        """The topics that have another id than before, if losing what is left of the old ones is allowed."""
+        changed = _changed(known, now)
+        if changed:
+            self._topics.forget_partitions()
+        for topic in sorted(changed):
+            lost(recreated(topic, known[topic], now[topic]), self._options.fail_on_data_loss)
+        return changed
 
     def _with_added(self, starts: Offsets, ends: Offsets) -> Offsets:
         """Partitions that came since the last batch are read from their beginning."""
@@ -233,6 +256,15 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._reader.read(partition) if isinstance(partition, Task) else iter(())
+
+
+def _changed(known: TopicIds, now: TopicIds) -> set[str]:
+    """Topics of which both ids are known, and differ."""
+    return {topic for topic, topic_id in known.items() if now.get(topic, topic_id) != topic_id}
+
+
+def _without(offsets: Offsets, topics: set[str]) -> Offsets:
+    return {where: offset for where, offset in offsets.items() if where.topic not in topics}
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):

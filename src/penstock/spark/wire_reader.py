@@ -15,12 +15,12 @@ import pyarrow as pa
 from kio.schema.errors import ErrorCode
 
 from penstock.client.kafka import EARLIEST, LATEST, Call, Fetched, Isolation, KafkaClient, KafkaError, KafkaSettings
-from penstock.model.ids import TopicPartition
+from penstock.model.ids import ZERO_ID, TopicPartition
 from penstock.records.batch import Batch, BatchError, whole_batches
 from penstock.spark.arrow_decode import decode_batches
-from penstock.spark.offsets import place
+from penstock.spark.offsets import id_text, place
 from penstock.spark.planning import Range
-from penstock.spark.source_errors import SourceError, explained, lost
+from penstock.spark.source_errors import SourceError, explained, lost, recreated
 from penstock.spark.visible import visible_batches
 
 FIRST_FETCH_BYTES = 1024 * 1024
@@ -43,19 +43,38 @@ class WireReader:
     fetch_bytes_max: int
     partition_fetch_bytes_max: int
 
-    def read(self, work: Range, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Raises SourceError when the broker cannot give the range."""
+    def read(self, work: Range, columns: Sequence[str], topic_id: str | None = None) -> Iterator[pa.RecordBatch]:
+        """Raises SourceError when the broker cannot give the range, or not of the topic with that id."""
         with explained(self.settings):
             client = _take(self.settings)
             try:
-                yield from self._read(client, work, columns)
+                # A loss that is allowed must not give records of another topic: its first batch will have them.
+                if self.fail_on_data_loss or not self._is_recreated(client, work, topic_id):
+                    yield from self._read(client, work, columns, topic_id)
+                    self._is_recreated(client, work, topic_id)
             except BaseException:
                 # A consumer that stops early (LIMIT) comes here too: an answer may still be on its way.
                 client.close()
                 raise
             _keep(self.settings, client)
 
-    def _read(self, client: KafkaClient, work: Range, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def is_recreated(self, work: Range, topic_id: str | None) -> bool:
+        """Whether the topic has another id now; raises DataLost if it has, unless a loss is allowed."""
+        with explained(self.settings), KafkaClient(self.settings) as client:
+            return self._is_recreated(client, work, topic_id)
+
+    def _is_recreated(self, client: KafkaClient, work: Range, topic_id: str | None) -> bool:
+        if topic_id is None:
+            return False
+        found = client.metadata([work.topic]).topics.get(work.topic)
+        if found is None or found.topic_id in (None, ZERO_ID) or id_text(found.topic_id) == topic_id:
+            return False
+        lost(recreated(work.topic, topic_id, id_text(found.topic_id)), self.fail_on_data_loss)
+        return True
+
+    def _read(
+        self, client: KafkaClient, work: Range, columns: Sequence[str], topic_id: str | None
+    ) -> Iterator[pa.RecordBatch]:
         where = place(work.topic, work.partition)
         at, bytes_max = work.start, min(FIRST_FETCH_BYTES, self.partition_fetch_bytes_max)
         deadline = time.monotonic() + self.poll_timeout_ms / 1_000
@@ -66,6 +85,8 @@ class WireReader:
             except KafkaError as error:
                 if error.error_code is not ErrorCode.offset_out_of_range:
                     raise
+                if self._is_recreated(client, work, topic_id):
+                    return
                 at = self._after_loss(client, work, at)
                 if at >= work.end:
                     return
@@ -76,6 +97,8 @@ class WireReader:
             if batches:
                 at = batches[-1].next_offset
                 deadline = time.monotonic() + self.poll_timeout_ms / 1_000
+            elif self._is_recreated(client, work, topic_id):
+                return
             elif time.monotonic() >= deadline:
                 raise SourceError(
                     f"{where}: nothing came from offset {at} on in {self.poll_timeout_ms} ms, and {work.end} is the end of "

@@ -18,7 +18,7 @@ def report(**changes: Any) -> dict[str, Any]:
         "eventTime": {"watermark": "2026-01-01T00:00:00.000Z"},
         "sources": [
             {"endOffset": {"a": {"0": 10, "1": 5}}, "latestOffset": {"a": {"0": 12, "1": 5, "2": 3}}},
-            {"endOffset": '{"b":{"0":1}}', "latestOffset": '{"b":{"0":4}}'},
+            {"endOffset": '{"b":{"0":1,"id":"fWXVd8QiRAyQ1lJyJDDa0Q"}}', "latestOffset": '{"b":{"0":4}}'},
             {"endOffset": {"logOffset": 1}, "latestOffset": None},
         ],
         **changes,

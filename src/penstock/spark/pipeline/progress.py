@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from penstock.spark.offsets import ID as TOPIC_ID
+
 
 class FlowStarted(NamedTuple):
     """A query runs; `restarts` is how often in a row it was started again."""
@@ -90,7 +92,10 @@ def topic_offsets(offset: Any) -> dict[tuple[str, int], int] | None:
         return None
     try:
         return {
-            (topic, int(partition)): int(value) for topic, rows in offset.items() for partition, value in rows.items()
+            (topic, int(partition)): int(value)
+            for topic, rows in offset.items()
+            for partition, value in rows.items()
+            if partition != TOPIC_ID
         }
     except (TypeError, ValueError):
         return None
