@@ -240,15 +240,41 @@ def test_what_flymq_does_unsaid_is_said(penstock: Run, tmp_path: Path) -> None:
     config, loaded = made(flymq(penstock, tmp_path, {}), tmp_path)
     # It reads with a deadline of five minutes, which no setting of it changes; our listener has the same.
     assert deadlines_of("flymq", loaded.listeners["flymq"][0], loaded) == Deadlines(300_000, 300_000, 60_000)
-    assert config["listeners"] == {"flymq": [{"host": "0.0.0.0", "port": 9092, "acks": "leader"}]}
+    assert config["listeners"] == {"flymq": [{"host": "0.0.0.0", "port": 9092, "acks": "leader", "partitions": 6}]}
     assert config["storage"] == {"flush": "interval", "flush_interval_ms": 5}
     assert config["topic_defaults"] == {"segment.bytes": 64 * 1024 * 1024, "retention.ms": -1}
     assert loaded.log.format == "json"
 
 
-@pytest.mark.parametrize(("acks", "flush"), [("all", "acks"), ("leader", "interval"), ("none", "os")])
-def test_the_acks_of_flymq_choose_when_is_flushed(penstock: Run, tmp_path: Path, acks: str, flush: str) -> None:
-    config, loaded = made(flymq(penstock, tmp_path, {"performance": {"acks": acks}}), tmp_path)
+@pytest.mark.parametrize(
+    ("settings", "partitions"),
+    [
+        ({}, 6),
+        ({"cluster_addr": None}, 6),
+        ({"cluster_addr": ":19093"}, 6),
+        ({"cluster_addr": ""}, None),
+        ({"partition": {"default_partitions": 3}}, 3),
+        ({"cluster_addr": ":19093", "partition": {"default_partitions": 3}}, 3),
+    ],
+)
+def test_topics_get_six_partitions_where_flymq_is_in_cluster_mode(
+    penstock: Run, tmp_path: Path, settings: dict[str, Any], partitions: int | None
+) -> None:
+    """By default it is, with one node."""
+    ended = flymq(penstock, tmp_path, settings)
+    config, _ = made(ended, tmp_path)
+    assert config["listeners"]["flymq"][0].get("partitions") == partitions
+    assert ("cluster_addr" in ended.err) == bool(settings.get("cluster_addr"))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "acks", "flush"),
+    [("all", "all", "acks"), ("leader", "leader", "interval"), ("none", "leader", "os")],
+)
+def test_the_acks_of_flymq_choose_when_is_flushed(
+    penstock: Run, tmp_path: Path, theirs: str, acks: str, flush: str
+) -> None:
+    config, loaded = made(flymq(penstock, tmp_path, {"performance": {"acks": theirs}}), tmp_path)
     assert config["listeners"]["flymq"][0]["acks"] == acks
     assert loaded.storage.flush == flush
 
@@ -257,15 +283,17 @@ def test_everything_of_flymq_that_is_not_served_is_named(penstock: Run, tmp_path
     theirs: dict[str, Any] = {
         "cluster_addr": ":9093",
         "advertise_cluster": "h:9093",
-        "peers": ["a:9093", "b:9093"],
+        "peers": [],
         "node_id": "one",
-        "discovery": {"enabled": True, "cluster_id": "no good"},
+        "discovery": {"enabled": False, "cluster_id": "no good"},
         "transaction": {"enabled": True, "timeout": 60},
-        "partition": {"distribution_strategy": "round-robin"},
+        "partition": {"distribution_strategy": "round-robin", "default_replication_factor": 1},
         "performance": {"async_io": True, "compression": "lz4"},
+        "security": {"tls_enabled": False, "tls_cert_file": "/etc/cert.pem", "encryption_enabled": False},
+        "auth": {"enabled": False, "admin_username": "admin", "acl_file": "/etc/acls"},
         "made_up": 1,
     }
-    for section in ("security", "auth", "schema", "dlq", "delayed", "grpc", "ws", "mqtt", "audit"):
+    for section in ("schema", "dlq", "delayed", "grpc", "ws", "mqtt", "audit"):
         theirs[section] = {"enabled": True}
     theirs["observability"] = {"metrics": {"enabled": True}}
     ended = flymq(penstock, tmp_path, theirs)
@@ -274,7 +302,9 @@ def test_everything_of_flymq_that_is_not_served_is_named(penstock: Run, tmp_path
     wanted = {"cluster_addr", "advertise_cluster", "peers", "node_id", "discovery.enabled", "discovery.cluster_id"}
     wanted |= {"transaction.enabled", "transaction.timeout", "partition.distribution_strategy", "made_up"}
     wanted |= {"performance.async_io", "performance.compression", "observability.metrics.enabled"}
-    wanted |= {f"{section}.enabled" for section in ("security", "auth", "schema", "dlq", "delayed")}
+    wanted |= {"security.tls_enabled", "security.tls_cert_file", "security.encryption_enabled"}
+    wanted |= {"auth.enabled", "auth.admin_username", "auth.acl_file", "partition.default_replication_factor"}
+    wanted |= {f"{section}.enabled" for section in ("schema", "dlq", "delayed")}
     wanted |= {f"{section}.enabled" for section in ("grpc", "ws", "mqtt", "audit")}
     assert set(named) == wanted
     assert all(f"#   {key} = " in ended.text for key in wanted)
@@ -324,9 +354,9 @@ def test_a_ttl_longer_than_ours_can_be_is_said_aloud(penstock: Run, tmp_path: Pa
 
 def test_secrets_are_named_and_not_repeated(penstock: Run, tmp_path: Path) -> None:
     theirs = {
-        "auth": {"admin_password": "hunter2", "admin_username": "admin"},
-        "security": {"encryption_key": "hunter2", "tls_key_file": "/etc/key.pem", "tokens": {"a": "hunter2"}},
-        "users": [{"name": "ann", "apiToken": "hunter2"}],
+        "auth": {"enabled": False, "admin_password": "hunter2", "admin_username": "admin"},
+        "security": {"tls_enabled": False, "tls_key_file": "/etc/key.pem"},
+        "made_up": [{"name": "ann", "apiToken": "hunter2"}],
         "observability": {"tracing": {"endpoint": "https://ann:hunter2@traces:4317"}},
     }
     ended = flymq(penstock, tmp_path, theirs)
@@ -335,7 +365,159 @@ def test_secrets_are_named_and_not_repeated(penstock: Run, tmp_path: Path) -> No
     assert "#   auth.admin_password (not served here; its value is not repeated)" in ended.text.splitlines()
     assert '#   auth.admin_username = "admin" (not served here)' in ended.text.splitlines()
     assert '#   security.tls_key_file = "/etc/key.pem" (not served here)' in ended.text.splitlines()
-    assert "auth.admin_password, auth.admin_username, security.encryption_key" in ended.err
+    assert "auth.admin_password, auth.admin_username, security.tls_enabled" in ended.err
+
+
+# ---- protection that would be lost -------------------------------------------------------------------------------------
+
+
+def refused(ended: Ended) -> list[str]:
+    """What a conversion was refused for, a line each."""
+    assert (ended.code, ended.text) == (1, "")
+    first, *lines = ended.err.splitlines()
+    assert "cannot be converted" in first
+    assert all(line.startswith("  ") for line in lines)
+    return [line.strip() for line in lines]
+
+
+def test_all_protection_that_would_be_lost_is_listed_and_nothing_is_written(penstock: Run, tmp_path: Path) -> None:
+    theirs = {
+        "bind_addr": ":9092",
+        "auth": {"enabled": True, "admin_password": "hunter2"},
+        "security": {"tls_enabled": True, "encryption_enabled": True, "tls_key_file": "/etc/key.pem"},
+        "partition": {"default_replication_factor": 3},
+        "peers": ["b:9093"],
+        "discovery": {"enabled": True},
+        "performance": {"compression": "lz4"},
+    }
+    lines = refused(flymq(penstock, tmp_path, theirs))
+    assert [line.partition(" ")[0] for line in lines] == [
+        "auth.enabled",
+        "security.tls_enabled",
+        "security.encryption_enabled",
+        "partition.default_replication_factor",
+        "peers",
+        "discovery.enabled",
+    ]
+    assert lines[0] == "auth.enabled = true: clients would not have to log in"
+    assert lines[3] == "partition.default_replication_factor = 3: there would be one copy of each record"
+    assert "hunter2" not in "".join(lines)
+
+
+@pytest.mark.parametrize("value", [True, "true", "yes", "on", "1", 1, [1], "false"], ids=repr)
+@pytest.mark.parametrize(
+    "key", ["auth.enabled", "security.tls_enabled", "security.encryption_enabled", "discovery.enabled"]
+)
+def test_a_switch_that_is_not_off_is_on(penstock: Run, tmp_path: Path, key: str, value: Any) -> None:
+    section, name = key.split(".")
+    (line,) = refused(flymq(penstock, tmp_path, {section: {name: value}}))
+    assert line.startswith(f"{key} = ")
+
+
+@pytest.mark.parametrize("spelled", ["Auth.Enabled", "AUTH.ENABLED", "auth.enAbled"])
+def test_keys_are_read_in_any_case_as_flymq_reads_them(penstock: Run, tmp_path: Path, spelled: str) -> None:
+    section, name = spelled.split(".")
+    assert refused(flymq(penstock, tmp_path, {section: {name: True}})) == [
+        "auth.enabled = true: clients would not have to log in"
+    ]
+    config, _ = made(flymq(penstock, tmp_path, {"Bind_Addr": "127.0.0.1:19092"}), tmp_path)
+    assert config["listeners"]["flymq"][0]["host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"auth": {"enabled": true}, "auth": {}}',
+        '{"auth": {"enabled": true, "Enabled": false}}',
+        '{"Auth": {}, "auth": 1}',
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(penstock: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "flymq.json").write_text(text)
+    ended = penstock("config", "convert", "--from", "flymq", "flymq.json")
+    assert (ended.code, ended.text, "is given twice" in ended.err) == (2, "", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "key"),
+    [
+        ("FLYMQ_AUTH_ENABLED", "true", "auth.enabled"),
+        ("FLYMQ_AUTH_ENABLED", "1", "auth.enabled"),
+        ("FLYMQ_TLS_ENABLED", "TRUE", "security.tls_enabled"),
+        ("FLYMQ_ENCRYPTION_ENABLED", "yes", "security.encryption_enabled"),
+        ("FLYMQ_PEERS", "a:9093,b:9093", "peers"),
+        ("FLYMQ_DEFAULT_REPLICATION_FACTOR", "3", "partition.default_replication_factor"),
+    ],
+)
+def test_protection_that_the_environment_turns_on_counts_too(
+    penstock: Run, tmp_path: Path, name: str, value: str, key: str
+) -> None:
+    (tmp_path / "flymq.json").write_text("{}")
+    (line,) = refused(penstock("config", "convert", "--from", "flymq", "flymq.json", env={name: value}))
+    assert line.startswith(f"{key} = ")
+    assert f"(from {name})" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("FLYMQ_AUTH_ENABLED", "false"), ("FLYMQ_AUTH_ENABLED", ""), ("FLYMQ_DEFAULT_REPLICATION_FACTOR", "1")],
+)
+def test_an_environment_that_turns_nothing_on_is_fine(penstock: Run, tmp_path: Path, name: str, value: str) -> None:
+    (tmp_path / "flymq.json").write_text("{}")
+    made(penstock("config", "convert", "--from", "flymq", "flymq.json", env={name: value}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"auth": {"admin_password": "hunter2"}}, "auth.admin_password"),
+        ({"auth": {"user_file": "/etc/users"}}, "auth.user_file"),
+        ({"security": {"tls_cert_file": "/etc/cert.pem"}}, "security.tls_cert_file"),
+    ],
+)
+def test_files_of_a_switch_that_is_not_said_are_refused_until_it_is(
+    penstock: Run, tmp_path: Path, settings: dict[str, dict[str, Any]], key: str
+) -> None:
+    (line,) = refused(flymq(penstock, tmp_path, settings))
+    assert line.startswith(key)
+    assert "hunter2" not in line
+    section = key.split(".")[0]
+    switch = {"auth": "enabled", "security": "tls_enabled"}[section]
+    made(flymq(penstock, tmp_path, {section: {**settings[section], switch: False}}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tls_enabled": True},
+        {"security": {"mtls": "required"}},
+        {"auth": {"required": True}},
+        {"authentication": {"enabled": True}},
+        {"users": [{"name": "ann", "token": "hunter2"}]},
+        {"replication": {"factor": 3}},
+        {"encryption_key": "hunter2"},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_a_key_that_is_not_known_and_sounds_like_protection_is_refused(
+    penstock: Run, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    (line,) = refused(flymq(penstock, tmp_path, settings))
+    assert "not a setting of FlyMQ" in line
+    assert "hunter2" not in line
+
+
+@pytest.mark.parametrize("text", ["tls: {enabled: true}", "server: {auth: yes}", "replication: {factor: 3}"])
+def test_protection_in_a_config_of_fluxgo_is_refused(penstock: Run, tmp_path: Path, text: str) -> None:
+    (line,) = refused(fluxgo(penstock, tmp_path, text))
+    assert "not a setting of FluxGo" in line
+
+
+@pytest.mark.parametrize("text", ["tls: {enabled: false}", "server: {auth: off}", "replication: {factor: }"])
+def test_protection_of_fluxgo_that_is_off_is_named_only(penstock: Run, tmp_path: Path, text: str) -> None:
+    ended = fluxgo(penstock, tmp_path, text)
+    made(ended, tmp_path)
+    assert "1 setting without a counterpart" in ended.err
 
 
 # ---- what they write stays in its comment ------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ in silence. The result is one that the broker takes: each setting is tried with 
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,15 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.convert_rules import BROKERS, Broker, KeyPath, Result, Unusable, WithoutCounterpart
+from penstock.cli.convert_protection import (
+    Detail,
+    KeyPath,
+    Protection,
+    losses_by_environment,
+    says_off,
+    sounds_like_protection,
+)
+from penstock.cli.convert_rules import BROKERS, Broker, Result, Unusable, Weakened, WithoutCounterpart
 from penstock.cli.convert_text import is_secret, key_text, one_line, value_text
 from penstock.cli.failure import Failed, Misused
 from penstock.cli.output import OutputClosed, counted, note, write_lines
@@ -24,30 +33,54 @@ from penstock.server.config import load
 _ORDER = ("data_dir", "listeners", "broker", "storage", "net", "topic_defaults", "log")
 
 
-def converted(theirs: Mapping[Any, Any], dialect: str) -> Result:
-    """Raises Misused for a value that is of no use in one of the brokers."""
+def converted(theirs: Mapping[Any, Any], dialect: str, environment: Mapping[str, str]) -> Result:
+    """Raises Misused for a value that is of no use in one of the brokers. Whether something that protects data or access
+    cannot be kept is in `Result.losses`."""
     broker = BROKERS[dialect]
     result = Result(dialect)
     # Neither broker deletes by age; ours does after a week when nothing is said.
     result.set("topic_defaults", "retention.ms", -1)
-    for path, value in {**broker.defaults, **dict(_settings(broker, theirs))}.items():
-        rule = broker.rule(path) or f"not a setting of {broker.name}"
+    said = dict(_settings(broker, theirs))
+    for path, value in {**broker.defaults, **said}.items():
         try:
-            if isinstance(rule, str):
-                raise WithoutCounterpart(rule)
-            rule(value, result)
-            _check(result)
+            _convert(broker, path, value, said, result)
         except WithoutCounterpart as why:
-            result.without_counterpart.append((path, value, str(why)))
+            if path in said:
+                result.without_counterpart.append((path, value, str(why)))
+        except Weakened as why:
+            result.losses.append(_lost(path, value, str(why)))
         except Unusable as error:
             raise Misused(f"{key_text(path)} = {value_text(value)} {error}") from None
+    for name, (path, value, loss) in losses_by_environment(broker.rules, broker.variables, environment):
+        result.losses.append(_lost(path, value, loss, name))
     return result
+
+
+def _convert(broker: Broker, path: KeyPath, value: Any, said: Mapping[KeyPath, Any], result: Result) -> None:
+    rule = broker.rule(path) or f"not a setting of {broker.name}"
+    if not broker.is_known(path) and sounds_like_protection(path) and not says_off(value):
+        raise Weakened(f"not a setting of {broker.name} that is known here; remove it if it protects nothing")
+    match rule:
+        case str():
+            raise WithoutCounterpart(rule)
+        case Protection():
+            if not rule.is_off(value):
+                raise Weakened(rule.loss)
+            raise WithoutCounterpart(rule.reason)
+        case Detail():
+            if value and rule.switch not in said:
+                switch = key_text(rule.switch)
+                raise Weakened(f"{rule.variable} may turn it on; write {switch}: false if it is off")
+            raise WithoutCounterpart(rule.reason)
+        case _:
+            rule(value, result)
+            _check(result)
 
 
 def _settings(broker: Broker, theirs: Mapping[Any, Any], inside: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """What is written, section by section. Null is what Go's decoders take it for: nothing said about what they know."""
     for name, value in theirs.items():
-        path = (*inside, name)
+        path = broker.spelled((*inside, name))
         if broker.is_section(path):
             if value is not None and not isinstance(value, Mapping):
                 raise Misused(f"{key_text(path)} is a section of settings, not one value")
@@ -90,6 +123,11 @@ def as_yaml(result: Result, file: Path) -> str:
     return text
 
 
+def _lost(path: KeyPath, value: Any, loss: str, variable: str = "") -> str:
+    shown = " (its value is not repeated)" if is_secret(path) else f" = {value_text(value)}"
+    return one_line(f"{key_text(path)}{shown}{f' (from {variable})' if variable else ''}: {loss}")
+
+
 def _named(path: KeyPath, value: Any, why: str) -> str:
     if is_secret(path):
         return f"{key_text(path)} ({why}; its value is not repeated)"
@@ -123,13 +161,20 @@ def convert(
 ) -> None:
     """Print a Penstock config that does what another broker's config does.
 
-    Settings that have no counterpart are named on stderr and in comments of the file.
+    Settings that have no counterpart are named on stderr and in comments of the file. A config that protects data or
+    access in a way that cannot be kept is not converted: exit code 1, and what would be lost on stderr.
     """
     broker = BROKERS.get(source)
     if broker is None:
         raise Misused(f"--from {source}: configs of {' and '.join(BROKERS)} can be converted")
     try:
-        result = converted(broker.read(file), source)
+        result = converted(broker.read(file), source, os.environ)
+        if result.losses:
+            what = counted(len(result.losses), "setting")
+            lines = "".join(f"\n  {line}" for line in result.losses)
+            raise Failed(
+                f"{one_line(str(file))} cannot be converted, protection would be lost: {what} without a counterpart{lines}"
+            )
         text = as_yaml(result, file)
     except RecursionError:
         raise Misused(f"file {file}: it is nested too deeply, or contains itself") from None

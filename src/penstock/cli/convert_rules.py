@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from penstock.cli.convert_protection import (
+    Detail,
+    KeyPath,
+    Protection,
+    is_empty,
+    is_one_copy,
+    list_of_text,
+    number_of_text,
+)
+from penstock.cli.convert_text import value_text
 from penstock.cli.failure import Misused
 from penstock.model.topic_config import LONG_MAX
 
@@ -20,11 +29,11 @@ _DURATION_MS_MAX = LONG_MAX // 1_000_000
 """Go counts nanoseconds in 64 bits."""
 _PORT = re.compile(r"[0-9]{1,5}")
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_CLUSTER_MODE_PARTITIONS = 6
 _LOG_LEVELS = {"debug": "debug", "info": "info", "warn": "warning", "warning": "warning", "error": "error"}
 
 
-KeyPath = tuple[Any, ...]
-"""A setting's names from the outermost section on; in YAML they need not be texts."""
+NOT_SERVED = "not served here"
 
 
 class Unusable(ValueError):
@@ -33,6 +42,10 @@ class Unusable(ValueError):
 
 class WithoutCounterpart(Exception):
     """A value that means something there and nothing here; the text says why."""
+
+
+class Weakened(Exception):
+    """A value that protects data or access there and cannot here; the text says what would be lost."""
 
 
 @dataclass(slots=True)
@@ -44,13 +57,15 @@ class Result:
     listener: dict[str, Any] = field(default_factory=dict)
     without_counterpart: list[tuple[KeyPath, Any, str]] = field(default_factory=list)
     """Key, value, and why it has none."""
+    losses: list[str] = field(default_factory=list)
+    """Settings that protect something and cannot be kept, a line each: with one of them there is no result."""
     remarks: list[str] = field(default_factory=list)
 
     def set(self, section: str, key: str, value: Any) -> None:
         self.config.setdefault(section, {})[key] = value
 
 
-Rule = Callable[[Any, Result], None] | str
+Rule = Callable[[Any, Result], None] | Protection | Detail | str
 """What takes the value over, or why nothing does."""
 
 
@@ -63,12 +78,28 @@ class Broker:
     """What holds when the file does not say, where ours would be another. The address is first: a config is tried after
     each setting, and without an address there is none."""
     read: Callable[[Path], Mapping[Any, Any]]
+    variables: Mapping[str, KeyPath] = field(default_factory=dict)
+    """Environment variables of its own that turn protection on."""
+    folds_case: bool = False
+    """Whether it reads keys in upper and lower case."""
 
     def rule(self, path: KeyPath) -> Rule | None:
         return self.rules.get(path) or self.rules.get((path[0], "*"))
 
     def is_section(self, path: KeyPath) -> bool:
         return any(known[:-1] == path for known in self.rules if len(known) > 1)
+
+    def is_known(self, path: KeyPath) -> bool:
+        """Whether it is a setting, or one of a part of the broker that is not there at all."""
+        return path in self.rules or self.rule(path) == NOT_SERVED
+
+    def spelled(self, path: KeyPath) -> KeyPath:
+        """The path as the rules have it, if only the case of its last name is another."""
+        name = path[-1]
+        if not self.folds_case or not isinstance(name, str):
+            return path
+        folded = (*path[:-1], name.casefold())
+        return folded if folded in self.rules or self.is_section(folded) else path
 
 
 def _by_path(dotted: Mapping[str, Any]) -> Mapping[KeyPath, Any]:
@@ -225,10 +256,11 @@ def _log_json(value: Any, result: Result) -> None:
 
 
 def _acks(value: Any, result: Result) -> None:
-    flush = {"all": "acks", "leader": "interval", "none": "os"}.get(value) if isinstance(value, str) else None
-    if flush is None:
+    """With `none` FlyMQ writes at once and syncs when a log is closed: what `storage.flush: os` does."""
+    ours = {"all": ("all", "acks"), "leader": ("leader", "interval"), "none": ("leader", "os")}
+    if not isinstance(value, str) or value not in ours:
         raise Unusable("is not one of all, leader, none")
-    result.listener["acks"] = value
+    result.listener["acks"], flush = ours[value]
     result.set("storage", "flush", flush)
 
 
@@ -238,6 +270,16 @@ def _sync_interval(value: Any, result: Result) -> None:
 
 def _zero_copy(value: Any, result: Result) -> None:
     result.set("net", "sendfile", _boolean(value))
+
+
+def _cluster_addr(value: Any, result: Result) -> None:
+    """Any address is cluster mode, also of a single node. A topic that a produce creates has six partitions there, and one
+    without; `default_partitions`, which comes later, has the last word."""
+    if value == "":
+        return
+    _text(value)
+    result.listener["partitions"] = _CLUSTER_MODE_PARTITIONS
+    raise WithoutCounterpart(_ONE_BROKER)
 
 
 def _partitions(value: Any, result: Result) -> None:
@@ -263,12 +305,26 @@ def _cluster_id(value: Any, result: Result) -> None:
     result.set("broker", "cluster_id", value)
 
 
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Go takes keys in any case, and merges what is there twice; which of the two would hold here is not to be guessed."""
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name.casefold() in seen:
+            raise ValueError(f"key {value_text(name)} is given twice")
+        seen.add(name.casefold())
+    return dict(pairs)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _read_json(file: Path) -> Mapping[Any, Any]:
     try:
-        content = msgspec.json.decode(file.read_bytes())
+        content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_distinct, parse_constant=_no_number)
     except OSError as error:
         raise Misused(f"cannot read config file {file}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of the text's encoding too
         raise Misused(f"file {file}: {error}") from None
     if not isinstance(content, dict):
         raise Misused(f"file {file}: a JSON object is expected")
@@ -276,7 +332,8 @@ def _read_json(file: Path) -> Mapping[Any, Any]:
 
 
 _ONE_BROKER = "there is one broker"
-_NOT_SERVED = "not served here"
+_AUTH = Detail(("auth", "enabled"), "FLYMQ_AUTH_ENABLED", NOT_SERVED)
+_TLS = Detail(("security", "tls_enabled"), "FLYMQ_TLS_ENABLED", NOT_SERVED)
 
 _FLYMQ = Broker(
     "FlyMQ",
@@ -294,32 +351,50 @@ _FLYMQ = Broker(
             "performance.zero_copy": _zero_copy,
             "performance.*": "the engine chooses by itself",
             "partition.default_partitions": _partitions,
-            "partition.*": _ONE_BROKER,
+            "partition.default_replication_factor": Protection(
+                "there would be one copy of each record", _ONE_BROKER, is_one_copy, number_of_text
+            ),
+            "partition.distribution_strategy": _ONE_BROKER,
+            "partition.auto_rebalance_enabled": _ONE_BROKER,
+            "partition.auto_rebalance_interval": _ONE_BROKER,
+            "partition.rebalance_threshold": _ONE_BROKER,
             "ttl.default_ttl": _default_ttl,
             "ttl.cleanup_interval": _ttl_interval,
             "discovery.cluster_id": _cluster_id,
-            "discovery.*": _ONE_BROKER,
-            "cluster_addr": _ONE_BROKER,
+            "discovery.enabled": Protection("there would be one broker, whatever others it found", _ONE_BROKER),
+            "cluster_addr": _cluster_addr,
             "advertise_cluster": _ONE_BROKER,
-            "peers": _ONE_BROKER,
+            "peers": Protection("there would be one broker without them", _ONE_BROKER, is_empty, list_of_text),
             "node_id": "a broker's id is a number here (broker.node_id)",
             "transaction.enabled": "transactions are always there",
             "transaction.timeout": "the timeout of FlyMQ's transactions is fixed",
-            "security.*": _NOT_SERVED,
-            "auth.*": _NOT_SERVED,
-            "schema.*": _NOT_SERVED,
-            "dlq.*": _NOT_SERVED,
-            "delayed.*": _NOT_SERVED,
-            "observability.*": _NOT_SERVED,
-            "grpc.*": _NOT_SERVED,
-            "ws.*": _NOT_SERVED,
-            "mqtt.*": _NOT_SERVED,
-            "audit.*": _NOT_SERVED,
+            "security.tls_enabled": Protection("clients would connect without TLS", NOT_SERVED),
+            "security.tls_cert_file": _TLS,
+            "security.tls_key_file": _TLS,
+            "security.tls_ca_file": _TLS,
+            "security.encryption_enabled": Protection("records would be on disk unencrypted", NOT_SERVED),
+            "auth.enabled": Protection("clients would not have to log in", NOT_SERVED),
+            "auth.rbac_enabled": NOT_SERVED,
+            "auth.allow_anonymous": NOT_SERVED,
+            "auth.default_public": NOT_SERVED,
+            "auth.user_file": _AUTH,
+            "auth.acl_file": _AUTH,
+            "auth.admin_username": NOT_SERVED,
+            "auth.admin_password": _AUTH,
+            "schema.*": NOT_SERVED,
+            "dlq.*": NOT_SERVED,
+            "delayed.*": NOT_SERVED,
+            "observability.*": NOT_SERVED,
+            "grpc.*": NOT_SERVED,
+            "ws.*": NOT_SERVED,
+            "mqtt.*": NOT_SERVED,
+            "audit.*": NOT_SERVED,
         }
     ),
     _by_path(
         {
             "bind_addr": ":9092",
+            "cluster_addr": ":9093",
             "segment_bytes": 64 * 1024 * 1024,
             "log_json": True,
             "performance.acks": "leader",
@@ -327,6 +402,14 @@ _FLYMQ = Broker(
         }
     ),
     _read_json,
+    {
+        "FLYMQ_AUTH_ENABLED": ("auth", "enabled"),
+        "FLYMQ_TLS_ENABLED": ("security", "tls_enabled"),
+        "FLYMQ_ENCRYPTION_ENABLED": ("security", "encryption_enabled"),
+        "FLYMQ_PEERS": ("peers",),
+        "FLYMQ_DEFAULT_REPLICATION_FACTOR": ("partition", "default_replication_factor"),
+    },
+    folds_case=True,
 )
 
 BROKERS: Mapping[str, Broker] = {"fluxgo": _FLUXGO, "flymq": _FLYMQ}
