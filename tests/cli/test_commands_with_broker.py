@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from penstock import Broker
 from tests.cli.conftest import Ended, Run, environment
 
 TOO_LARGE = "larger than the topic takes (its config max.message.bytes)"
@@ -40,6 +41,31 @@ def one_line(ended: Ended) -> str:
     assert ended.out == b""
     (line,) = ended.err.splitlines()
     return line
+
+
+FITS_NO_REQUEST = "larger than the broker's largest request (its config socket.request.max.bytes = 200000)"
+
+
+def test_record_larger_than_a_request_fails_at_once_with_the_limit(penstock: Run) -> None:
+    with Broker(settings={"net.frame_bytes_max": 200_000}) as broker:
+        lines = b"x" * 300_000 + b"\nsmall\n"
+        env = {"PENSTOCK_BOOTSTRAP": broker.bootstrap}
+        ended = penstock("produce", "t", "--timeout", "600", stdin=lines, env=env)
+        assert ended.code == 1
+        assert ended.err.startswith("1 record delivered to t")
+        assert ended.err.splitlines()[1:] == [f"1 record failed: {FITS_NO_REQUEST}"]
+        packed = penstock("produce", "t", "--compression", "gzip", stdin=lines, env=env)
+        assert (packed.code, packed.err[:22]) == (0, "2 records delivered to")
+
+
+def test_record_that_fits_no_request_compressed_fails_with_the_limit(penstock: Run) -> None:
+    """Only the broker can tell, and closes the connection."""
+    with Broker(settings={"net.frame_bytes_max": 200_000}) as broker:
+        large = os.urandom(300_000).replace(b"\n", b" ")
+        options = ("--compression", "gzip", "--timeout", "1")
+        ended = penstock("produce", "t", *options, stdin=large, env={"PENSTOCK_BOOTSTRAP": broker.bootstrap})
+        assert ended.code == 1
+        assert ended.err.splitlines() == ["0 records delivered to t", f"1 record failed: {FITS_NO_REQUEST}"]
 
 
 def test_a_topic_is_created_listed_described_altered_and_deleted(cli: Run) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.failure import Failed, Misused
+from penstock.model import limits
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -21,6 +22,7 @@ BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
 TIMEOUT_S = 10.0
 """For a broker that took the connection to answer one request."""
 _CONNECT_TIMEOUT_S = 3.0
+_COORDINATOR_MS = 3_000
 
 Bootstrap = Annotated[
     str,
@@ -124,6 +126,44 @@ def reason(error: Any) -> str:
             return "the group has members"
         return cause.str().removeprefix("Broker: ").removeprefix("Local: ")
     return str(cause)
+
+
+def coordinator_problem(bootstrap: str, group: str) -> str | None:
+    """Why the coordinator of a group cannot store anything, if the broker says so. librdkafka does not pass it on."""
+    from kio.schema.errors import ErrorCode
+
+    from penstock.client.kafka import KafkaClient, KafkaError, KafkaSettings
+    from penstock.client.kafka_apis import Api
+    from penstock.client.kafka_cluster import CoordinatorKind
+    from penstock.client.kafka_settings import addresses
+
+    settings = KafkaSettings(addresses(bootstrap), client_id="penstock-cli", request_timeout_ms=_COORDINATOR_MS)
+    try:
+        with KafkaClient(settings) as client:
+            fields = {"key": group, "key_type": CoordinatorKind.GROUP, "coordinator_keys": [group]}
+            answer = client.any_connection().request(Api.FIND_COORDINATOR, fields)
+    except KafkaError:
+        return None
+    found = answer.coordinators[0] if hasattr(answer, "coordinators") else answer
+    if found.error_code not in (ErrorCode.none, ErrorCode.coordinator_not_available):
+        return None
+    said: str = found.error_message or ""
+    return None if said in ("", "NONE") else said  # old brokers call success NONE
+
+
+def request_bytes_max(bootstrap: str) -> int:
+    """The largest request that the broker reads, by its config; Kafka's default if it does not say."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient, ConfigResource
+
+    admin = AdminClient(client_config(bootstrap))
+    try:
+        brokers = admin.list_topics(timeout=TIMEOUT_S).brokers
+        resource = ConfigResource(ConfigResource.Type.BROKER, str(min(brokers)))
+        [described] = admin.describe_configs([resource], request_timeout=TIMEOUT_S).values()
+        return int(described.result()["socket.request.max.bytes"].value)
+    except (KafkaException, KeyError, ValueError):
+        return limits.FRAME_BYTES_MAX
 
 
 def partitions_of(admin: AdminClient, topic: str) -> list[int]:

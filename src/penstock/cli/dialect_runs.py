@@ -95,13 +95,18 @@ class DialectDelivery:
 
     def run(self, lines: BinaryIO, parser: LineParser, advance: Callable[[int, int], None]) -> bool:
         """Send every line; False when Ctrl-C ended it."""
-        rest = b""
+        begun: list[bytes] = []
+        """The parts of a line that is not complete: joined once, for a line may have many."""
         try:
             while chunk := lines.read1(_READ_BYTES):  # type: ignore[attr-defined]
-                *complete, rest = (rest + chunk).split(b"\n")
-                self._send(self._records(complete, parser))
+                if b"\n" in chunk:
+                    *complete, rest = b"".join([*begun, chunk]).split(b"\n")
+                    begun = [rest]
+                    self._send(self._records(complete, parser))
+                else:
+                    begun.append(chunk)
                 advance(len(chunk), self.delivered)
-            if rest:
+            if rest := b"".join(begun):
                 self._send(self._records([rest], parser))
         except KeyboardInterrupt:
             return False

@@ -22,6 +22,7 @@ from penstock.cli.connection import (
     partitions_for_writing,
     reach,
     reason,
+    request_bytes_max,
 )
 from penstock.cli.dialect_runs import DialectDelivery
 from penstock.cli.dialects import DialectOption, dialect_address, given, speaking
@@ -36,9 +37,13 @@ app = command_app()
 
 _LINES_BETWEEN_POLLS = 500
 _RECORD_BYTES_MAX = 1_000_000_000
+"""librdkafka's own bound. The topic's max.message.bytes counts, and the largest request that the broker reads."""
+_LARGE_BYTES = 64 * 1024
+"""From here on a record may be too large for a request: the broker is asked, once."""
+_REQUEST_OVERHEAD_BYTES = 2_000
+"""What a Produce request has besides its record, at most."""
 _TIMEOUT_S_MAX = 2_000_000
 """Three weeks: the client library counts milliseconds in 32 bits."""
-"""librdkafka's own bound; the topic's max.message.bytes is the one that counts."""
 
 
 class InputFormat(enum.StrEnum):
@@ -106,7 +111,9 @@ def produce(
     with contextlib.ExitStack() as stack:
         delivery: Delivery | DialectDelivery
         if dialect is None:
-            delivery = Delivery(_producer(bootstrap, acks, compression, timeout_s), topic, partition, headers)
+            producer = _producer(bootstrap, acks, compression, timeout_s)
+            limit = functools.cache(lambda: request_bytes_max(bootstrap))
+            delivery = Delivery(producer, topic, partition, headers, limit, packed=compression is not Compression.none)
         else:
             for option in ("header", "acks", "compression"):
                 if given(context, option):
@@ -184,7 +191,16 @@ def _headers(written: list[str]) -> list[Header]:
 class Delivery:
     """One run: hands lines to the client library and keeps count of what became of them."""
 
-    def __init__(self, producer: Producer, topic: str, partition: int | None, headers: list[Header]) -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        topic: str,
+        partition: int | None,
+        headers: list[Header],
+        request_bytes_max: Callable[[], int],
+        *,
+        packed: bool,
+    ) -> None:
         there = partitions_for_writing(producer, topic)
         if partition is not None and partition not in there:
             raise Failed(f"topic {topic} has no partition {partition}: there are {len(there)}")
@@ -192,6 +208,9 @@ class Delivery:
         where: dict[str, Any] = {} if partition is None else {"partition": partition}
         self._produce = functools.partial(producer.produce, topic, on_delivery=self._note_failure, **where)
         self._headers = headers
+        self._request_bytes_max = request_bytes_max
+        self._packed = packed
+        """Whether records are compressed, so that a large one may fit a request."""
         self._accepted = 0
         self.failed: Counter[str] = Counter()
         """How many records failed, by reason."""
@@ -235,6 +254,10 @@ class Delivery:
         if record.timestamp_ms is not None:
             more["timestamp"] = record.timestamp_ms
         self._accepted += 1
+        size = len(record.value or b"") + len(record.key or b"")
+        if not self._packed and self._fits_no_request(size):
+            self.failed[self._too_large()] += 1
+            return
         while True:
             try:
                 self._produce(value=record.value, key=record.key, **more)
@@ -245,8 +268,21 @@ class Delivery:
                 self.failed[reason(error)] += 1
                 return
 
-    def _note_failure(self, error: Any, _message: Any) -> None:
-        self.failed[reason(error)] += 1
+    def _fits_no_request(self, size: int) -> bool:
+        return size >= _LARGE_BYTES and size + _REQUEST_OVERHEAD_BYTES > self._request_bytes_max()
+
+    def _too_large(self) -> str:
+        limit = self._request_bytes_max()
+        return f"larger than the broker's largest request (its config socket.request.max.bytes = {limit})"
+
+    def _note_failure(self, error: Any, message: Any) -> None:
+        from confluent_kafka import KafkaError
+
+        if error.code() == KafkaError._MSG_TIMED_OUT and self._fits_no_request(len(message)):
+            # the broker closes the connection before it reads such a request, and the client library tries again
+            self.failed[self._too_large()] += 1
+        else:
+            self.failed[reason(error)] += 1
 
 
 @contextlib.contextmanager

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.connection import TIMEOUT_S, Spot, reason
+from penstock.cli.connection import TIMEOUT_S, Spot, coordinator_problem, reason
 from penstock.cli.failure import Failed
 from penstock.cli.output import OutputClosed, note, write_lines
 from penstock.cli.stopping import Stop
@@ -26,6 +27,7 @@ _MESSAGES_PER_CALL = 1_000
 _POLL_S = 0.25
 _COMMIT_INTERVAL_MS = 1_000
 _LEAVE_S_MAX = 5.0
+_LOOK_INTERVAL_S = 2.0
 _NO_GROUP = "penstock-consume"
 """The client library wants a name; nothing is ever committed under it."""
 
@@ -45,6 +47,11 @@ class Reading:
         """Partitions that have more to read."""
         self._waiting = False
         """A member that has not been told yet which partitions it reads."""
+        self._group = ""
+        self._bootstrap = ""
+        self._look_at = 0.0
+        """When a waiting member asks next what is wrong with the group's coordinator."""
+        self._problem: str | None = None
         self._gone: str | None = None
         self._commit_failure: str | None = None
         self._written: dict[int, int] = {}
@@ -66,6 +73,9 @@ class Reading:
         if not self._left:
             return
         self._waiting = True
+        self._group = group
+        self._bootstrap = config["bootstrap.servers"]
+        self._look_at = time.monotonic() + _LOOK_INTERVAL_S
         settings = {
             **config,
             "group.id": group,
@@ -115,6 +125,8 @@ class Reading:
                 self._gone = None
             elif self._gone is not None and self._end is not None:
                 raise Failed(f"topic {self._topic}: {self._gone}")
+            elif self._waiting and time.monotonic() >= self._look_at:
+                self._check_coordinator()
             write_lines(self._lines(messages))
             wrote(consumer)
 
@@ -158,6 +170,15 @@ class Reading:
             self._gone = reason(error)
 
     # ------------------------------------------------------------------------------------------------ as a member
+
+    def _check_coordinator(self) -> None:
+        """Fail if the group's coordinator cannot store anything, twice in a row: the client library would wait for it
+        without a word."""
+        problem = coordinator_problem(self._bootstrap, self._group)
+        if problem is not None and self._problem is not None:
+            raise Failed(f"group {self._group}: {problem}")
+        self._problem = problem
+        self._look_at = time.monotonic() + _LOOK_INTERVAL_S
 
     def _assigned(self, consumer: Consumer, places: list[Any]) -> None:
         self._waiting = False
