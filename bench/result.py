@@ -16,6 +16,8 @@ from bench.method import Latencies, Series
 from bench.processes import ROOT
 
 RESULTS = ROOT / "bench" / "results"
+RAW = ROOT / "reports" / "bench"
+"""Slices of the last run, one file per scenario; not committed."""
 
 
 @dataclass(slots=True)
@@ -143,12 +145,18 @@ class Result:
     def save(self) -> Path:
         self.machine = machine()
         path = self.path()
-        path.parent.mkdir(parents=True, exist_ok=True)
         content = asdict(self)
+        slices = content.pop("slices")
         for check, plain in zip(self.checks, content["checks"], strict=True):
             plain["holds"] = check.holds
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        _write(path, content)
+        _write(RAW / f"{self.name}.json", slices)
         return path
+
+
+def _write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def load_result(path: Path) -> Result:
