@@ -41,15 +41,15 @@ class Turn:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._requests: list[tuple[Exchange, Any]] = []
-        """In the order of arrival; a connection has one request here at most."""
+        self._requests: dict[Exchange, Any] = {}
+        """In the order of arrival, at most one per connection."""
         self.gatherer: Gatherer | None = None
 
     def add(self, connection: Exchange, request: Any, nbytes: int) -> None:
         """Take the request that a read of `nbytes` into the scratch buffer delivered."""
         network = self._network
         requests = self._requests
-        requests.append((connection, request))
+        requests[connection] = request
         if len(requests) == 1:
             network.loop.call_soon(self.run)
         network.scratch = rest = network.scratch[nbytes:]
@@ -62,20 +62,18 @@ class Turn:
     def run(self) -> None:
         if not self._requests:
             return
-        requests, self._requests = self._requests, []
+        requests, self._requests = list(self._requests.items()), {}
         count = self._perform(requests)
         if count < len(requests):
-            self._requests = requests[count:] + self._requests
+            self._requests = dict(requests[count:]) | self._requests
             self._network.loop.call_soon(self.run)
         elif not self._requests:
             self._network.renew_scratch()
 
     def run_for(self, connection: Exchange) -> None:
         """Perform the request of this connection now."""
-        requests = self._requests
-        [at] = [at for at, (waiting, _) in enumerate(requests) if waiting is connection]
-        self._perform([requests.pop(at)])
-        if not requests:
+        self._perform([(connection, self._requests.pop(connection))])
+        if not self._requests:
             self._network.renew_scratch()
 
     def _perform(self, requests: list[tuple[Exchange, Any]]) -> int:
