@@ -97,7 +97,7 @@ class Fault(enum.Enum):
 
 
 NO_FAULT = Fault.NONE
-"""For code that runs on every request: Python 3.11 takes 80 ns to look up a member of an enum."""
+"""For code that runs on every request: looking up an enum member takes 80 ns in Python 3.11."""
 
 
 class BrokerError(Exception):

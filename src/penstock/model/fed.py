@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 CUT_AT_ONCE = 4_000
-"""Records of runs that one call of `feed` cuts, at most: with their append and their answers a few milliseconds."""
+"""Most records of runs that one call of `feed` cuts: a few milliseconds with their append and their answers."""
 REQUEST_COST = 16
-"""What a request that is in no run counts for, in such records."""
+"""Records that a request outside a run counts as."""
 
 
 class Fed(NamedTuple):

@@ -16,8 +16,8 @@ ACKS_NAMES: Mapping[int, str] = MappingProxyType({number: name for name, number 
 @dataclass(frozen=True, slots=True)
 class ListenerSettings:
     acks: int = 1
-    """When a produce is answered, where the producer cannot say: -1 after its flush, 1 after the write. Every one is
-    answered, with its offset."""
+    """When a produce is answered if the protocol has no acks field: -1 after the flush, 1 after the write. The answer
+    always has the offset."""
     creates_topics: bool = True
     """Whether a produce to an unknown topic makes it."""
     partitions: int = 1

@@ -74,12 +74,12 @@ class Hold(Pending[T]):
     def __init__(self, on_abandon: Callable[[], None] | None = None, *, borrows: bool = False) -> None:
         super().__init__(on_abandon)
         self.borrows = borrows
-        """The work behind it reads bytes of its request: their buffer must stay as it is until `over` is called."""
+        """Whether the work reads bytes of its request: their buffer must not change until `over` is called."""
         self.over: Callable[[], None] | None = None
-        """Called when the work no longer needs the buffer, whether or not anybody still waits for the result."""
+        """Called when the work no longer needs the buffer, even if the result has been abandoned."""
 
     def map(self, change: Callable[[T], U]) -> Hold[U]:
-        """A hold of the changed answer, with the same borrowed bytes."""
+        """A hold for the mapped answer that borrows the same bytes."""
         mapped: Hold[U] = Hold(self.abandon, borrows=self.borrows)
 
         def over() -> None:
@@ -92,9 +92,9 @@ class Hold(Pending[T]):
 
 
 def held(result: T | Pending[T], *, borrows: bool = False) -> T | Hold[T]:
-    """The answer, now or as a `Hold`. What was begun goes on when nobody waits for it any more.
+    """The answer, now or as a `Hold`. Work that has started continues when the answer is abandoned.
 
-    `borrows`: until the answer is there, bytes of the request are used, and their buffer is counted (`Hold.borrows`)."""
+    `borrows`: the work reads bytes of the request until it is done, and their buffer is counted (`Hold.borrows`)."""
     if not isinstance(result, Pending):
         return result
     if result.done:

@@ -1,23 +1,23 @@
 """Long work on the event loop in slices of a few milliseconds, with other connections in between.
 
-Some requests cost as much as a number that the peer chooses: partitions listed, topics described, records looked at. Such
-work is a generator:
+The cost of some requests grows with a number that the peer chooses: partitions listed, topics described, records read.
+Such work is a generator:
 
     yield           a point where the work may pause
     yield pending   wait for it; the expression is its result
     return result   the end; a pending is waited for
 
-`Slices.run` performs the first slice at once, so short work needs no `Pending`. When a turn of the loop has spent a slice on
-new work, this is the first step alone. Work that is not done by then waits in a queue, and each turn performs one slice. New
-work and work whose pending has completed come first for half of a slice, because most of it is short; long work shares the
-rest. At most `ACTIVE_MAX` long tasks take turns, the others wait until one of them ends, so that the memory for half-done
-work is bounded.
+`Slices.run` performs the first slice at once, so short work needs no `Pending`. Once a turn of the loop has spent a slice
+on new work, further new work gets one step only. Unfinished work waits in a queue, and each turn performs one slice. New
+work and work whose pending has completed get the first half of a slice, because most of it is short; long work shares the
+rest. At most `ACTIVE_MAX` long tasks take turns. The others wait until one of them ends, which bounds the memory for
+unfinished work.
 
-The result of work that runs out of time is a `Hold`: requests behind it on the same connection wait, so a connection has one
-long request at a time. Work that only waits is a plain `Pending`.
+The result of work that runs out of time is a `Hold`: later requests on the same connection wait, so a connection has one
+long request at a time. The result of work that only waits is a plain `Pending`.
 
-Work goes on when its connection closes, because a client may send a produce and leave. Work that only reads is dropped then
-(`drop=True`), with the pending that it waits for.
+Work continues when its connection closes, because a client may send a produce and disconnect. Work that only reads is
+dropped (`drop=True`), together with the pending that it waits for.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ U = TypeVar("U")
 Work = Generator["Pending[Any] | None", Any, T]
 
 SLICE_S = 0.002
-"""Time of one slice. A generator pauses at the first `yield` after it, so the work between two yields must be short."""
+"""Length of a slice. A generator pauses at the first `yield` after it, so the work between two yields must be short."""
 _SHORT_S = SLICE_S / 20
-"""Work that takes less does not count for the turn of the loop."""
+"""Shorter work is not counted against the turn of the loop."""
 ACTIVE_MAX = 16
-"""Long tasks that take turns; a request of the most elements becomes some 30 MB of objects while it is performed."""
+"""Long tasks that take turns. A request with the most elements needs about 30 MB of objects while it is performed."""
 
 
 class Failed(NamedTuple):
-    """The result of work that raised after its first slice; the caller raises it again."""
+    """The result of work that raised after its first slice; the caller raises the error again."""
 
     error: Exception
 
 
 class _Task(Generic[T]):
-    """Work that is under way, and the pending for its result."""
+    """Work in progress and the pending for its result."""
 
     __slots__ = ("dropped", "finish", "is_long", "result", "waits_for", "work")
 
@@ -66,7 +66,7 @@ class _Task(Generic[T]):
         self.result: Pending[Any]
         self.dropped = False
         self.is_long = False
-        """It did not end within a slice."""
+        """Whether the work took longer than a slice."""
         self.waits_for: Pending[Any] | None = None
 
     def drop(self) -> None:
@@ -78,7 +78,7 @@ class _Task(Generic[T]):
         self.is_over()
 
     def is_over(self) -> None:
-        """The work needs no borrowed bytes any more."""
+        """Give back the borrowed bytes: the work no longer needs them."""
         if isinstance(self.result, Hold):
             over, self.result.over = self.result.over, None
             self.result.borrows = False
@@ -93,12 +93,12 @@ class Slices:
         self._call_soon = call_soon
         self._clock = clock
         self._fresh: deque[tuple[_Task[Any], Any]] = deque()
-        """New work and work whose pending completed, with what its next step is given."""
+        """New work and work whose pending has completed, with the value to send to its next step."""
         self._active: deque[_Task[Any]] = deque()
         self._queued: deque[_Task[Any]] = deque()
         self._scheduled = False
         self._spent_s = 0.0
-        """Time that this turn of the loop has given to first slices."""
+        """Time that this turn of the loop has spent on first slices."""
 
     def run(
         self,
@@ -111,10 +111,10 @@ class Slices:
     ) -> Any:
         """The result of `work`, now or as a `Pending`. Raises what the work raises in its first slice.
 
-        `holds` is False for work that may wait long although it is short: its result is never a `Hold`.
-        `finish` is more work for the result of work that took longer than a slice: what the caller would do at once with
-        a result that is small. `borrows`: the work reads bytes of its request that are borrowed (`Hold.borrows`), so it is
-        a `Hold` when it waits, too. To wait for the last thing without the bytes, it returns the pending.
+        `holds` is False for short work that may wait for long: its result is never a `Hold`.
+        `finish` processes the result of work that took longer than a slice; the caller processes small results itself.
+        `borrows`: the work reads borrowed bytes of its request (`Hold.borrows`), so its result is a `Hold` while it waits,
+        too. Work that no longer needs the bytes returns its last pending instead of yielding it.
         """
         start = self._clock()
         end = start + SLICE_S - self._spent_s
@@ -160,7 +160,7 @@ class Slices:
         waits_for.then(partial(self._resume, task))
 
     def _resume(self, task: _Task[Any], given: Any) -> None:
-        """The pending has completed: most of such work has only its answer left to make, and does it now."""
+        """Continue work whose pending has completed. Most such work has only its answer left to build, and does it now."""
         task.waits_for = None
         if task.dropped:
             return
@@ -208,7 +208,7 @@ class Slices:
                 self._schedule()
 
     def _continue(self, task: _Task[Any], given: Any, end: float) -> bool:
-        """Perform steps until `end`; False if the work needs another slice."""
+        """Perform steps until `end`. False if the work needs another slice."""
         work = task.work
         while True:
             try:
@@ -250,7 +250,7 @@ def _finished(result: Pending[T], finish: Callable[[T], Work[U]]) -> Work[U]:
 
 
 def at_once(work: Work[T]) -> T:
-    """The result of work that is known to be short and waits for nothing."""
+    """The result of short work that never waits."""
     while True:
         try:
             work.send(None)
@@ -268,7 +268,7 @@ def released(result: object) -> Work[None]:
 
 
 def done(result: T) -> Work[T]:
-    """Work that is done already."""
+    """Work that is already done."""
     yield from ()
     return result
 
@@ -277,7 +277,7 @@ _SORTED_AT_ONCE = 2_000
 
 
 def sorted_in_slices(items: Iterable[str]) -> Work[Iterator[str]]:
-    """The strings in order, for a loop that pauses, too."""
+    """The strings in sorted order, for loops that pause."""
     rest = iter(items)
     runs: list[list[str]] = []
     while run := sorted(islice(rest, _SORTED_AT_ONCE)):
@@ -287,7 +287,7 @@ def sorted_in_slices(items: Iterable[str]) -> Work[Iterator[str]]:
 
 
 def all_of(parts: Iterable[T | Pending[T]]) -> Work[list[T]]:
-    """All the answers in order, when they have come."""
+    """All answers in order, once they are complete."""
     results: list[T] = []
     for part in parts:
         if isinstance(part, Pending):

@@ -382,7 +382,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 _COMPARED_CHARS_MAX = 60
-"""Of a name that is compared with others: the work grows with its square."""
+"""Longest name that is compared with the known ones: the work grows with its square."""
 
 
 @functools.lru_cache(256)

@@ -9,8 +9,8 @@ allowed requests are parked, none holds up those behind it, none waits in the ba
 Deadlines. Those of its listener, looked at by a sweep (`sweep`).
 
 Ending. `_close` ends at once; `_end` lets the answers of earlier requests leave first. Either writes one log line,
-abandons what is parked, tells the session, and touches nobody else. A peer that disconnects, in order or not, is everyday
-life: its line is DEBUG. What the broker ends has a line at INFO or above.
+abandons what is parked, tells the session, and touches nobody else. A disconnect by the peer, orderly or not, is normal and
+logged at DEBUG. A connection that the broker ends is logged at INFO or above.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
         return True
 
     def _awaits_requests(self) -> bool:
-        """Whole requests have come that are not performed yet."""
+        """Whether complete requests have arrived that have not been performed yet."""
         return self._backlog is not None or self._half.is_whole()
 
     def _tell_of_half_frame(self) -> None:
@@ -308,7 +308,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
         self._transport.abort()
 
     def _orphan(self) -> None:
-        """The peer is gone: keep its whole requests that wait."""
+        """Keep the complete requests of a disconnected peer that have not been performed yet."""
         if not self._awaits_requests():
             return
         backlog, half = self._backlog, self._half
@@ -332,7 +332,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
     def _release(self) -> None:
         self._closed = True
         if self._hold is not None and self._hold.borrows:
-            self._half.lend()  # work that goes on may read it: nothing else is received into it
+            self._half.lend()  # the work continues and may read it: nothing else is received into it
         else:
             self._half.drop()
         self._backlog = self._hold = None

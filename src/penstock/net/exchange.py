@@ -7,9 +7,9 @@ Performing. Each request is performed as it arrives, without waiting for earlier
 and every later answer waits behind it, unless the session multiplexes and the answer has another key. All answers of one
 read leave in one write.
 
-Waiting. Requests behind a `Hold`, those beyond the bounds (of answers unsent, of requests parked), and those for which a
-turn of the loop has no time (`Pace`), stay in the backlog, with the buffer that they borrow from, and are performed when
-the hold has its answer, or there is room or time. A hold may borrow too (`Hold.borrows`): the buffer is left to it.
+Waiting. Requests after a `Hold`, requests beyond the bounds (of answers unsent, of requests parked), and requests for which
+a turn of the loop has no time (`Pace`) stay in the backlog with the buffer that they borrow from. They are performed when
+the hold has its answer, or when room or time is available. A hold that borrows (`Hold.borrows`) keeps the buffer.
 
 The socket's side, when it is read and how the connection ends, is `Connection`. It is a subclass, not an owner, because
 every call between two objects would be paid by every request.
@@ -98,7 +98,7 @@ class Exchange(ABC):
         """A request of this connection waits for the turn of the loop to run."""
         self._backlog: _Backlog | None = None
         self._orphans: Orphans | None = None
-        """What the peer, which is gone, sent before."""
+        """Requests that the peer sent before it disconnected."""
         self._outbox: Outbox | None = None
         self._charged = 0
 
@@ -145,7 +145,7 @@ class Exchange(ABC):
             if requests:
                 is_alone = may_wait and len(requests) == 1 and consumed == len(view) and fatal is None
                 if is_alone and not (
-                    # nothing is under way that the request would have to wait for, or be counted with
+                    # nothing is in progress that the request would have to wait for or be counted with
                     self._parked
                     or self.stalled
                     or self._charged
@@ -161,7 +161,7 @@ class Exchange(ABC):
                 first = next(behind)
                 waiting = (first, behind) if self._is_held_up() else self._perform(first, behind)
                 if self._closed:
-                    self._network.lend_scratch()  # work that goes on may read it
+                    self._network.lend_scratch()  # the work continues and may read it
                 if self._closed or self._ending:
                     return
                 if waiting is not None or self._lends():
@@ -321,7 +321,7 @@ class Exchange(ABC):
             self._network.pace.add(self)
 
     def go_on(self) -> None:
-        """A turn of the loop has time for this connection."""
+        """Continue with answers and requests, in a turn of the loop that has time for this connection."""
         self._scheduled = False
         if not self._closed and self._outbox is not None:
             self._outbox.pump()
@@ -423,7 +423,7 @@ class Exchange(ABC):
             self._finish()
 
     def _lends(self) -> bool:
-        """The work behind the last request goes on reading the buffer that the request came in."""
+        """Whether the work for the last request still reads the buffer that holds the request."""
         hold = self._hold
         return hold is not None and hold.borrows and not hold.done and hold.over is None
 

@@ -19,7 +19,7 @@ logger = logging.getLogger("penstock.net")
 
 _TRIM_SWEEPS = 10
 _SWEPT_AT_ONCE = 1_000
-"""Connections looked at in one turn of the loop: about a millisecond."""
+"""Connections checked in one turn of the loop: about a millisecond."""
 
 
 class Swept(Protocol):
@@ -71,20 +71,20 @@ class Network:
         return lent
 
     def replace_scratch(self) -> None:
-        """Read into a new buffer: requests go on borrowing from the old one."""
+        """Read into a new buffer from now on; requests continue to borrow from the old one."""
         self.scratch = self._arena = self.pool.take(self.settings.scratch_bytes)[: self.settings.scratch_bytes]
         self._arena_is_lent = False
 
     def renew_scratch(self) -> None:
-        """No request of the turn borrows from the scratch buffer any more, but for those that hold it (`lend_to`)."""
+        """Reuse the scratch buffer after a turn, unless a request still borrows from it (`lend_to`)."""
         if self._arena_is_lent:
             self.replace_scratch()
         else:
             self.scratch = self._arena
 
     def lend_to(self, hold: Hold[Any], buffer: memoryview | None = None) -> None:
-        """Leave a buffer to the work behind a hold, and count it until the work is over. Without one, the scratch buffer,
-        once the turn has run."""
+        """Lend a buffer to the work of a hold and count it until the work is over. The default is the scratch buffer, which
+        is replaced after the turn."""
         if buffer is None:
             buffer = self._arena
             self._arena_is_lent = True

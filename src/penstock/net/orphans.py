@@ -1,7 +1,7 @@
-"""Whole requests of a peer that is gone, which waited behind a hold or for room: they are performed, without answers.
+"""Complete requests of a disconnected peer that waited for a hold or for room: they are performed without answers.
 
-A client may send its last records and close. It resets the connection when an answer then reaches it, and the requests that
-had arrived by then count as those before them do. Their bytes stay charged to the common account until they are performed.
+A client may send its last records and close. An answer that arrives afterwards makes it reset the connection. Requests
+received by then are performed like earlier ones, and their bytes stay counted until they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Orphans:
     def __init__(
         self, pace: Pace, session: Session, requests: Iterator[Any], rest: memoryview, on_done: Callable[[], None]
     ) -> None:
-        """`rest` is what came behind the requests. The buffers of both are not used for anything else any more."""
+        """`rest` is what arrived after the requests. The buffers of both are no longer used for anything else."""
         self._pace = pace
         self._session = session
         self._requests = requests
@@ -40,7 +40,7 @@ class Orphans:
             self._pace.add(self)
 
     def go_on(self) -> None:
-        """A turn of the loop has time for them."""
+        """Perform requests, in a turn of the loop that has time for them."""
         self._scheduled = False
         try:
             while True:
@@ -60,7 +60,7 @@ class Orphans:
                 self._rest = self._rest[consumed:]
                 self._requests = iter(requests)
         except ProtocolError as error:
-            logger.debug("a request of a peer that is gone: %s", error)
+            logger.debug("request of a disconnected peer: %s", error)
         except Exception:
-            logger.exception("a request of a peer that is gone failed")
+            logger.exception("request of a disconnected peer failed")
         self._on_done()

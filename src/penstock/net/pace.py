@@ -1,8 +1,8 @@
-"""How long one turn of the event loop performs requests, and the connections that go on in the next.
+"""Time for requests in one turn of the event loop, and the connections that continue in the next turn.
 
-One read may bring thousands of small requests, and one flush may answer thousands of parked ones. A connection performs at
-least one request when it gets the word; after `PERFORM_S` in one turn of the loop it leaves the rest for the next turn, in
-the order of arrival, so that all other sockets are read in between.
+One read may deliver thousands of small requests, and one flush may answer thousands of parked ones. A connection performs
+at least one request per turn of the loop. After `PERFORM_S` it leaves the rest for the next turn, in order of arrival, so
+that all other sockets are read in between.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 PERFORM_S = 0.003
-"""Time for requests in one turn of the loop, once for those that were read and once for those that waited."""
+"""Time for requests in one turn of the loop: once for new requests and once for waiting ones."""
 
 
 class Waits(Protocol):
@@ -29,12 +29,12 @@ class Pace:
         self._call_soon = call_soon
         self.clock = time.monotonic
         self._ends_s = 0.0
-        """When this turn of the loop has to stop; 0 before its first question."""
+        """When this turn of the loop has to stop; 0 before the first call of `is_late`."""
         self._waiting: deque[Waits] = deque()
         self._scheduled = False
 
     def is_late(self) -> bool:
-        """This turn of the loop has used its time."""
+        """Whether this turn of the loop has used up its time."""
         if not self._ends_s:
             self._ends_s = self.clock() + PERFORM_S
             self._schedule()
@@ -42,7 +42,7 @@ class Pace:
         return self.clock() >= self._ends_s
 
     def add(self, connection: Waits) -> None:
-        """Let the connection go on in the next turn of the loop, or in one that has time for it."""
+        """Continue the connection in the next turn of the loop that has time for it."""
         self._waiting.append(connection)
         self._schedule()
 
@@ -56,7 +56,7 @@ class Pace:
         waiting = self._waiting
         if waiting:
             self._ends_s = self.clock() + PERFORM_S
-            self._scheduled = True  # what is added now waits for the next turn
+            self._scheduled = True  # connections added from here on wait for the next turn
             try:
                 for _ in range(len(waiting)):
                     waiting.popleft().go_on()

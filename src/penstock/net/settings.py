@@ -42,7 +42,7 @@ class NetSettings:
     """Connections that the system holds until they are accepted: all clients come back at once after a restart."""
 
     share_ports: bool = False
-    """SO_REUSEPORT: the owner of an embedded broker holds its ports while the broker restarts."""
+    """Set SO_REUSEPORT, so that the owner of an embedded broker can hold its ports while the broker restarts."""
     uvloop: bool = True
     sendfile: bool = True
     sendfile_bytes_min: int = 64 * 1024

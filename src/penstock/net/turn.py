@@ -7,7 +7,7 @@ turn runs: all requests are performed while the broker gathers, the broker settl
 
 The requests borrow from the scratch buffer, whose used part is not read into again before the turn has run. Anything else
 that happens to a connection with a request here (more bytes, an end) performs that request first. A turn that runs out of
-time leaves the rest to the next turn of the loop.
+time leaves the remaining requests to the next turn of the loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REQUEST_BYTES_MAX = 16 * 1024
 """Larger reads fill the log's writes by themselves."""
 PERFORMED_AT_ONCE = 8
-"""Requests between two looks at the clock: what takes long is performed in slices."""
+"""Requests performed between two readings of the clock: long requests run in slices anyway."""
 SPACE_BYTES_MIN = 64 * 1024
 """With less of the scratch buffer left the turn runs at once."""
 
@@ -54,7 +54,7 @@ class Turn:
             network.loop.call_soon(self.run)
         network.scratch = rest = network.scratch[nbytes:]
         if len(rest) < SPACE_BYTES_MIN:
-            # Others must be able to read: what the turn has no time for keeps the buffer, and they get a new one.
+            # Requests for which the turn has no time keep the buffer; other connections read into a new one.
             self.run()
             if self._requests:
                 network.replace_scratch()
@@ -77,7 +77,7 @@ class Turn:
             self._network.renew_scratch()
 
     def _perform(self, requests: list[tuple[Exchange, Any]]) -> int:
-        """Perform and answer as many as there is time for, and tell how many."""
+        """Perform and answer as many requests as time allows; return their number."""
         gatherer = self.gatherer
         if len(requests) == 1:
             ((connection, request),) = requests

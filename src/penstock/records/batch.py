@@ -50,7 +50,7 @@ class BatchError(ValueError):
 
 
 class BatchTooLarge(BatchError):
-    """A batch that may be sound, and holds more bytes, records or headers than are looked at."""
+    """The batch exceeds a limit of bytes, records or headers. It may be valid otherwise."""
 
 
 class Batch:

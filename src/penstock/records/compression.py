@@ -4,7 +4,7 @@ A few hundred bytes can claim gigabytes, so no decoder here runs without knowing
 limit, and a size that the compressed bytes could not hold is refused before memory is taken for it. Damage of any kind
 is a DecompressionError. Codecs are imported when the first batch needs them.
 
-Decompression may run in a thread beside the event loop. The work is done in C code that releases the interpreter, in
+Decompression may run in a thread next to the event loop. The work is done in C code that releases the interpreter lock, in
 pieces of at most `STEP_BYTES`, and the number of pieces that a peer can choose is bounded.
 """
 
@@ -36,9 +36,9 @@ of 64 takes three bytes; lz4: a length byte adds 255; zstd: a block of 128 KiB t
 
 
 STEP_BYTES = 1024 * 1024
-"""Output of one step of a decoder. Copies of one piece hold the interpreter, joining many pieces does not."""
+"""Output of one step of a decoder. Copying one piece holds the interpreter lock, joining many pieces does not."""
 PARTS_MAX = 32 * 1024
-"""Members, frames and blocks of one payload: each takes a few steps of Python. Writers use parts of 32 KiB and more."""
+"""Members, frames and blocks of one payload: each takes a few Python steps. Writers use parts of at least 32 KiB."""
 
 
 class DecompressionError(BatchError):
@@ -46,7 +46,7 @@ class DecompressionError(BatchError):
 
 
 class TooLarge(DecompressionError, BatchTooLarge):
-    """Compressed records that are larger than allowed, and may be sound otherwise."""
+    """The decompressed records exceed the limit. They may be valid otherwise."""
 
 
 def compress(codec: int, data: bytes | bytearray | memoryview) -> bytes:
@@ -270,7 +270,7 @@ def _decompress_zstd(data: memoryview, limit_bytes: int) -> bytes:
                 # The decoder takes 0 for "not said".
                 part = decoder.decompress(data[:size], max_output_size=max(1, min(content_bytes_max, left)))
             except zstandard.ZstdError as error:
-                if content_bytes_max > left:  # a frame without a content size that is too large ends so too
+                if content_bytes_max > left:  # also raised for a frame without a content size that is too large
                     raise _too_large(limit_bytes) from None
                 raise DecompressionError(f"zstd: {error}, with {left} of {limit_bytes} bytes left") from None
             left -= len(part)
@@ -292,7 +292,7 @@ def _after_skippable_frame(data: memoryview) -> memoryview:
 
 
 def _zstd_frame_extent(data: memoryview, blocks: int) -> tuple[int, int, int]:
-    """Size of the frame that `data` begins with, the most that its blocks can hold, and the number of blocks, added to
+    """Size of the frame at the start of `data`, the maximum size of its content, and the number of its blocks plus
     `blocks`.
 
     The decoder tells neither where a frame ends nor, when its content size is missing as in all that Java streams, how

@@ -62,16 +62,16 @@ def unpacked(batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> bytes:
 
 
 def header_problem(batch: Batch) -> str | None:
-    """Why the header cannot be true of any records, judged by its fields and the size of the payload; None if it can.
+    """Why no records can match the header, judged by its fields and the size of the payload; None if some can.
 
-    The payload is not unpacked, so a count that the codec could hold may still be wrong. Log cleaning removes records
-    and keeps the last offset: a count may be smaller than the range of offsets.
+    The payload is not decompressed, so a count that passes may still be wrong. Log cleaning removes records and keeps the
+    last offset, so a count may be smaller than the range of offsets.
     """
     count, delta, codec = batch.count, batch.last_offset_delta, batch.compression
     if not 0 <= count <= delta + 1:
         return f"a record count of {count} does not match the last offset delta {delta}"
     if codec >= len(EXPANSION_MAX):
-        return f"compression {codec} is not known"
+        return f"unknown compression {codec}"
     size = batch.size - HEADER_BYTES
     if count * RECORD_BYTES_MIN > min(size * EXPANSION_MAX[codec], DECOMPRESSED_BYTES_MAX):
         return f"{count} records cannot fit into {size} bytes (compression: {Codec(codec).name.lower()})"

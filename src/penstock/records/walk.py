@@ -1,10 +1,9 @@
-"""Walks over the records of a batch that decode only what they ask for: no keys, values or headers become objects.
+"""Walks over the records of a batch that decode only the fields they need, without objects for keys, values or headers.
 
-Each walk is a generator that pauses every few records, about ten times in a millisecond, so that long ones can run on the
-event loop in slices. The buffer is what the batch unpacks to, or the payload of a plain batch in place.
+Each walk is a generator that pauses every few records, about ten times per millisecond, so that long walks can run on the
+event loop in slices. The buffer is the decompressed payload of the batch, or the payload of a plain batch in place.
 
-As everywhere, no length is believed before it is compared with the bytes that are there, and whatever does not fit is a
-BatchError.
+Every length is compared with the bytes that are left before it is used. A mismatch raises BatchError.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Violation(NamedTuple):
 
 
 def unpacked_bytes_max(size: int) -> int:
-    """What the broker unpacks at most of a compressed batch of so many bytes."""
+    """Maximum size that the broker unpacks a compressed batch of this size to."""
     return min(DECOMPRESSED_BYTES_MAX, max(UNPACKED_BYTES_FREE, UNPACKED_RATIO_MAX * size))
 
 
@@ -53,10 +52,10 @@ def find_violation(
     oldest_ms: int = INT64_MIN,
     headers_max: int = HEADERS_PER_BATCH_MAX,
 ) -> Walk[Violation | None]:
-    """The first record without a key, if keys are needed, or with a timestamp before `oldest_ms`; None if there is none.
+    """The first record without a key, if keys are required, or with a timestamp before `oldest_ms`; None if there is none.
 
-    All records before it are checked in full, headers too. Raises BatchError, and BatchTooLarge when the batch has more
-    than `headers_max` headers.
+    All records before it are checked in full, including headers. Raises BatchError, or BatchTooLarge if the batch has
+    more than `headers_max` headers.
     """
     size = len(data)
     count = batch.count
@@ -72,7 +71,7 @@ def find_violation(
             if index == pause:
                 pause += PAUSE_RECORDS
                 yield
-            # Varints of one byte, and lengths of two, are taken in place: calls would double the cost.
+            # Varints of one byte, and lengths of two, are decoded inline: calls would double the cost.
             raw = data[at]
             if raw < 0x80:
                 length = raw >> 1 ^ -(raw & 1)
@@ -85,7 +84,7 @@ def find_violation(
                 length, at = read_varint(data, at)
             end = at + length
             if length < RECORD_BYTES_MIN - 1 or end > size:
-                raise BatchError(f"a record of {length} bytes, {size - at} are there")
+                raise BatchError(f"record length {length} exceeds the {size - at} bytes left")
 
             at += 1
             if data[at]:
@@ -108,7 +107,7 @@ def find_violation(
             else:
                 delta, at = read_varint(data, at)
             if not previous < delta <= last_offset_delta:
-                raise BatchError(f"offset delta {delta} after {previous}, the last is {last_offset_delta}")
+                raise BatchError(f"offset delta {delta} after {previous}; the last offset delta is {last_offset_delta}")
             previous = delta
 
             has_key = True
@@ -127,7 +126,7 @@ def find_violation(
             else:
                 _, at = _field(data, at, end)
             if at >= end:
-                raise BatchError(f"a record ends at {end}, its fields at {at}")
+                raise BatchError(f"record ends at {end}, but its fields end at {at}")
             if data[at]:
                 number, at = read_varint(data, at)
                 headers = _count_headers(number, headers, end - at, headers_max)
@@ -140,20 +139,20 @@ def find_violation(
             else:
                 at += 1
             if at != end:
-                raise BatchError(f"a record ends at {at} and not at {end}")
+                raise BatchError(f"record ends at {at}, expected {end}")
             if needs_keys and not has_key:
                 return Violation(index, None)
             if timestamp < oldest_ms:
                 return Violation(index, timestamp)
     except IndexError:
-        raise BatchError("a record is cut off") from None
+        raise BatchError("truncated record") from None
     if at != size:
         raise BatchError(f"{size - at} bytes after the last of {count} records")
     return None
 
 
 def find_timestamp(batch: Batch, data: Buffer, timestamp: int, offset: int) -> Walk[tuple[int, int] | None]:
-    """Offset and timestamp of the first record at or after both; None if there is none. Raises BatchError."""
+    """Offset and timestamp of the first record at or after both arguments; None if there is none. Raises BatchError."""
     size = len(data)
     append_time = batch.max_timestamp if batch.has_log_append_time else None
     at = 0
@@ -164,7 +163,7 @@ def find_timestamp(batch: Batch, data: Buffer, timestamp: int, offset: int) -> W
             length, at = read_varint(data, at)
             end = at + length
             if length < RECORD_BYTES_MIN - 1 or end > size:
-                raise BatchError(f"a record of {length} bytes, {size - at} are there")
+                raise BatchError(f"record length {length} exceeds the {size - at} bytes left")
             delta, at = read_varlong(data, at + 1)
             found = batch.base_timestamp + delta if append_time is None else append_time
             delta, at = read_varint(data, at)
@@ -172,12 +171,12 @@ def find_timestamp(batch: Batch, data: Buffer, timestamp: int, offset: int) -> W
                 return batch.base_offset + delta, found
             at = end
     except IndexError:
-        raise BatchError("a record is cut off") from None
+        raise BatchError("truncated record") from None
     return None
 
 
 def skip_records(data: Buffer, at: int, count: int) -> int:
-    """Where the record begins that lies `count` records after the one at `at`. Raises BatchError."""
+    """Start of the record that is `count` records after the one at `at`. Raises BatchError."""
     try:
         for _ in range(count):
             raw = data[at]
@@ -189,7 +188,7 @@ def skip_records(data: Buffer, at: int, count: int) -> int:
                 length, at = read_varint(data, at)
                 at += max(0, length)
     except IndexError:
-        raise BatchError("a record is cut off") from None
+        raise BatchError("truncated record") from None
     return at
 
 
@@ -201,11 +200,11 @@ def offset_delta_at(data: Buffer, at: int) -> int:
 
 
 def _field(data: Buffer, at: int, end: int) -> tuple[int, int]:
-    """Length of a key, name or value, -1 for null, and where it ends."""
+    """Length of a key, name or value (-1 for null) and its end."""
     length, start = read_varint(data, at)
     stop = start + max(0, length)
     if length < -1 or stop > end:
-        raise BatchError(f"a field of {length} bytes, {end - start} are there")
+        raise BatchError(f"field length {length} exceeds the {end - start} bytes left")
     return length, stop
 
 
@@ -220,7 +219,7 @@ def _count_headers(number: int, before: int, left: int, headers_max: int) -> int
 
 
 def _after_headers(data: Buffer, at: int, end: int, number: int) -> int:
-    """Where so many headers end."""
+    """End of the given number of headers."""
     for _ in range(number):
         raw = data[at]
         if raw & 0x81 == 0:
@@ -228,12 +227,12 @@ def _after_headers(data: Buffer, at: int, end: int, number: int) -> int:
         else:
             length, at = _field(data, at, end)
             if length < 0:
-                raise BatchError("a header without a name")
+                raise BatchError("header without a name")
         raw = data[at]
         if raw & 0x81 == 0:
             at += 1 + (raw >> 1)
         else:
             _, at = _field(data, at, end)
     if at > end:
-        raise BatchError(f"headers end at {at}, their record at {end}")
+        raise BatchError(f"headers end at {at}, but their record ends at {end}")
     return at
