@@ -97,7 +97,7 @@ def test_a_flipped_bit_anywhere_in_a_batch_is_found(tmp_path: Path) -> None:
     ("tail", "kind", "reason"),
     [
         (bytes(200), DamageKind.NO_BATCH, "magic 0"),
-        (bytes(8) + struct.pack(">i", 2**31 - 1) + bytes(4) + b"\x02" + bytes(60), DamageKind.TORN, "is cut off"),
+        (bytes(8) + struct.pack(">i", 2**31 - 1) + bytes(4) + b"\x02" + bytes(60), DamageKind.TORN, "is truncated"),
         (
             bytes(8) + struct.pack(">i", -5) + bytes(4) + b"\x02" + bytes(60),
             DamageKind.NO_BATCH,
@@ -106,7 +106,7 @@ def test_a_flipped_bit_anywhere_in_a_batch_is_found(tmp_path: Path) -> None:
         (bytes(60), DamageKind.TORN, "60 bytes are too few"),
     ],
 )
-def test_what_is_no_batch_is_named(tmp_path: Path, tail: bytes, kind: DamageKind, reason: str) -> None:
+def test_invalid_batch_is_reported_with_its_kind(tmp_path: Path, tail: bytes, kind: DamageKind, reason: str) -> None:
     path, _ = segment(tmp_path, [[b"a"]])
     with path.open("ab") as file:
         file.write(tail)
@@ -124,7 +124,7 @@ def test_offsets_that_go_back_are_damage(tmp_path: Path) -> None:
     assert values == [b"a", b"b"]
     assert damage is not None
     assert damage.kind is DamageKind.ORDER
-    assert "base offset 6 where 7 or more is due" in damage.reason
+    assert "base offset 6 is below the expected 7" in damage.reason
     path.write_bytes(batch(4, [b"a"]))
     assert values_of(path)[0] == []
 

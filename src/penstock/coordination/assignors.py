@@ -56,10 +56,10 @@ def _give(share: dict[Topic, set[int]], topic: Topic, partition: int) -> None:
 def _readers(
     members: Mapping[str, Subscriber[Topic]], topics: Mapping[Topic, int], order: list[str]
 ) -> dict[Topic, list[int]]:
-    """For each topic the places in `order` of the members that subscribe to it.
+    """For each topic, the positions in `order` of the members that subscribe to it.
 
-    Members with equal subscriptions are looked at once, and topics with the same readers share a list: the cost is the
-    size of the different subscriptions, not members times topics.
+    Equal subscriptions are visited once, and topics with the same readers share a list. So the cost is the size of the
+    distinct subscriptions, not members times topics.
     """
     alike: dict[frozenset[Topic], list[int]] = {}
     for place, member in enumerate(order):
@@ -144,7 +144,7 @@ def _uniform_alike(members: Mapping[str, Subscriber[Topic]], topics: Mapping[Top
 
 
 def _shed(share: dict[Topic, set[int]], count: int) -> list[tuple[Topic, int]]:
-    """Take `count` partitions out of a share, the last ones first, always from its largest topic."""
+    """Remove `count` partitions from a share, the last ones first, always from its largest topic."""
     largest = [(-len(partitions), _Reversed(topic), sorted(partitions)) for topic, partitions in share.items()]
     heapq.heapify(largest)
     shed: list[tuple[Topic, int]] = []
@@ -158,7 +158,7 @@ def _shed(share: dict[Topic, set[int]], count: int) -> list[tuple[Topic, int]]:
 
 
 class _Reversed(Generic[Topic]):
-    """Sorts the other way round: among topics of one size the last comes first."""
+    """A string that sorts in reverse: among topics of equal size the last comes first."""
 
     __slots__ = ("topic",)
 
@@ -203,7 +203,7 @@ def _uniform_mixed(members: Mapping[str, Subscriber[Topic]], topics: Mapping[Top
     sizes = [sum(map(len, shares[member].values())) for member in order]
     free.sort(key=lambda place: (len(readers[place[0]]), place))
     poorest: dict[int, list[tuple[int, int]]] = {}
-    """For each list of readers, by its id, a heap of their sizes; a size that has grown since is put right on top."""
+    """Heaps of the readers' sizes, by the id of their list; an outdated size is corrected at the top of its heap."""
     for topic, partition in free:
         heap = poorest.get(id(readers[topic]))
         if heap is None:
@@ -220,9 +220,9 @@ def _uniform_mixed(members: Mapping[str, Subscriber[Topic]], topics: Mapping[Top
 
 
 class _Balance(Generic[Topic]):
-    """Moves partitions from members to poorer ones, as long as there is a difference of two partitions.
+    """Moves partitions from members to poorer ones, while they differ by two partitions or more.
 
-    Members are numbers here: their places in the order, which also decides between equals.
+    Members are numbers here: their positions in the order, which also breaks ties.
     """
 
     def __init__(
@@ -232,15 +232,15 @@ class _Balance(Generic[Topic]):
         self._readers: Mapping[Topic, list[int]] = readers
         self._sizes = sizes
         self._last: dict[tuple[int, Topic], list[int]] = {}
-        """Heaps of the partitions, negated, that a member may have of a topic: the share itself tells which it has."""
+        """Heaps of the partitions, negated, that a member may have of a topic; its share shows which ones it still has."""
         self._direct: dict[int, list[Topic]] = {}
-        """Heaps of the topics of which a member may have a partition for a poor reader."""
+        """Heaps of the topics of which a member may have a partition to give to a poor reader."""
         self._not_poor: dict[int, int] = {}
-        """For each list of readers, by its id, how many at its start are not poor. They never will be: the size of the
-        richest member falls, and nobody else's does."""
+        """Number of readers at the start of a list that are not poor, by the id of the list. They never become poor: only
+        the size of the richest member falls."""
         self._hopeless: set[int] = set()
-        """From these no chain leads to anybody poorer. They were reached from a member at least as rich that has no chain,
-        so no chain of a poorer member touches them, and that is true for good."""
+        """Members from which no chain leads to a poorer one. They were reached from a member at least as rich without a
+        chain, so no chain of a poorer member will ever touch them."""
 
     def level(self) -> None:
         richest = [(-size, member) for member, size in enumerate(self._sizes)]
@@ -279,7 +279,7 @@ class _Balance(Generic[Topic]):
         return -last[0]
 
     def _poor_reader(self, topic: Topic, poor: int) -> int | None:
-        """The first reader of a topic that has `poor` partitions or less."""
+        """The first reader of a topic that has at most `poor` partitions."""
         readers = self._readers[topic]
         first = self._not_poor.get(id(readers), 0)
         while first < len(readers) and self._sizes[readers[first]] > poor:
@@ -288,9 +288,9 @@ class _Balance(Generic[Topic]):
         return readers[first] if first < len(readers) else None
 
     def _path_to_poorer(self, start: int) -> list[tuple[int, Topic, int]]:
-        """The shortest chain of hand-overs to a member with at least two partitions less; empty when there is none.
+        """The shortest chain of moves to a member with at least two partitions fewer; empty if there is none.
 
-        Each chain lowers the sum of the squares of the sizes, so they come to an end.
+        Each chain lowers the sum of the squares of the sizes, so the search terminates.
         """
         poor = self._sizes[start] - 2
         direct = self._direct.get(start)
@@ -305,7 +305,7 @@ class _Balance(Generic[Topic]):
 
         came_from: dict[int, tuple[int, Topic]] = {}
         reached: set[int] = set()
-        """Lists of readers, by their ids, whose members have all been reached."""
+        """Ids of the lists of readers whose members have all been reached."""
         waiting = deque([start])
         while waiting:
             giver = waiting.popleft()

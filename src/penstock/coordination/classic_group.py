@@ -73,7 +73,7 @@ class ClassicGroup(ClassicRebalance):
         return self.state is State.EMPTY or member_id in self.members or len(self.members) < size_max
 
     def _has_room_for(self, command: JoinGroup) -> bool:
-        """Whether the metadata fits, in place of what the member had."""
+        """Whether the group has room for this metadata in place of the member's current metadata."""
         old_id = command.member_id or self.members.static_id(command.instance_id or "") or NO_MEMBER
         before = metadata_bytes(self.members[old_id].protocols) if old_id in self.members else 0
         grown = metadata_bytes(command.protocols) - before

@@ -110,7 +110,7 @@ class ClassicMembers:
         """How many members name a protocol."""
         self.leader: str | None = None
         self.metadata_bytes = 0
-        """Of all protocols of all members."""
+        """Size of the metadata of all protocols of all members."""
 
     def __len__(self) -> int:
         return len(self._by_id)

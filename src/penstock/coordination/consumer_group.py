@@ -145,7 +145,7 @@ class ConsumerGroup:
             self._static[metadata.instance_id] = member_id
 
     def _subscribe(self, member_id: str, metadata: MemberMetadata | None) -> None:
-        """Members with equal subscriptions share an object, so that work is done once for all of them."""
+        """Subscriptions by value: members with equal ones share an object, so that work is done once for all of them."""
         old = self._subscription_of.pop(member_id, None)
         if old is not None:
             old.members -= 1
@@ -303,7 +303,7 @@ class ConsumerGroup:
         return names if resolved is None else names | resolved.topics
 
     def _too_many(self, member_id: str, metadata: MemberMetadata) -> str | None:
-        """What a subscription would have too many of, if it is new or the topics have changed."""
+        """The limit that a subscription would exceed, checked if the subscription is new or the topics have changed."""
         key = metadata.subscribed_names, metadata.subscribed_regex
         old = self._subscription_of.get(member_id)
         is_new = old is None or (old.names, old.regex) != key

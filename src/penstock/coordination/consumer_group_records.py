@@ -253,7 +253,7 @@ def _read_member(reader: FieldReader) -> MemberMetadata:
 
 
 def _number(topic_id: uuid.UUID) -> int:
-    """Ids sort by their numbers; asking for the numbers once is faster than comparing ids."""
+    """Sort key of an id: its number, which is faster to compare than the id."""
     return topic_id.int
 
 

@@ -1,4 +1,4 @@
-"""How much a consumer group may subscribe to, because a heartbeat that changes something assigns all of it in one step."""
+"""Limits of what a consumer group subscribes to: a heartbeat that changes something assigns all of it in one step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.model import limits
 
 
 class Topics:
-    """The topics that exist, and what patterns stand for. `version` rises with every change."""
+    """The existing topics and the topics that match a pattern. `version` rises with every change."""
 
     __slots__ = ("by_name", "resolve", "version")
 
@@ -20,7 +20,7 @@ class Topics:
 
 
 class Subscription:
-    """What some members of a group subscribe to."""
+    """The names and the pattern that some members of a group subscribe to."""
 
     __slots__ = ("members", "names", "regex")
 
@@ -31,19 +31,19 @@ class Subscription:
 
 
 def too_many(subscriptions: Sequence[Subscription], topics: Topics) -> str | None:
-    """What these subscriptions have too many of, for the client's log. Raises BrokerError for a bad pattern."""
+    """The limit that these subscriptions exceed, as text for the client's log. Raises BrokerError for an invalid pattern."""
     patterns = {each.regex for each in subscriptions if each.regex is not None}
     if len(patterns) > limits.CONSUMER_GROUP_PATTERNS_MAX:
-        return f"The group subscribes to {len(patterns)} patterns; {limits.CONSUMER_GROUP_PATTERNS_MAX} are allowed."
+        return f"The group subscribes to {len(patterns)} patterns; the limit is {limits.CONSUMER_GROUP_PATTERNS_MAX}."
     written = sum(len(each.names) for each in subscriptions)
     if written > limits.CONSUMER_GROUP_NAMES_MAX:
-        return f"The group subscribes to {written} names; {limits.CONSUMER_GROUP_NAMES_MAX} are allowed."
+        return f"The group subscribes to {written} names; the limit is {limits.CONSUMER_GROUP_NAMES_MAX}."
     names = set().union(*(each.names for each in subscriptions), *map(topics.resolve, patterns))
     exist = topics.by_name
     found = [exist[name].partitions for name in names if name in exist]
     if len(found) > limits.CONSUMER_GROUP_TOPICS_MAX:
-        return f"The group subscribes to {len(found)} topics; {limits.CONSUMER_GROUP_TOPICS_MAX} are allowed."
+        return f"The group subscribes to {len(found)} topics; the limit is {limits.CONSUMER_GROUP_TOPICS_MAX}."
     if sum(found) > limits.CONSUMER_GROUP_PARTITIONS_MAX:
         most = limits.CONSUMER_GROUP_PARTITIONS_MAX
-        return f"The topics of the group have {sum(found)} partitions; {most} are allowed."
+        return f"The topics of the group have {sum(found)} partitions; the limit is {most}."
     return None

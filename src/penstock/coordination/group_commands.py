@@ -195,7 +195,7 @@ class ListGroups(NamedTuple):
     states: Collection[str] = ()
     types: Collection[str] = ()
     groups: tuple[str, ...] | None = None
-    """Only those of these; None: all."""
+    """Topics or partitions to restrict the answer to; None for all."""
 
 
 class ListedGroup(NamedTuple):
@@ -212,13 +212,13 @@ class GroupList(NamedTuple):
 class DeleteGroup(NamedTuple):
     group: str
     offsets_max: int = 2**31
-    """How many offsets go at most. The group ends with its last one."""
+    """Maximum number of offsets to delete. The group is deleted with its last offset."""
 
 
 class DeleteResult(NamedTuple):
     fault: Fault
     is_partial: bool = False
-    """The group has more offsets: ask again."""
+    """Whether the group has more offsets, so that the command must be repeated."""
 
 
 # ------------------------------------------------------------------------------------------------------ offsets
@@ -284,11 +284,11 @@ class DeleteOffsetsResult(NamedTuple):
 
 
 class DropTopics(NamedTuple):
-    """Topics were deleted: their offsets go, in every group. The answer says whether some are left."""
+    """Delete the offsets of deleted topics in every group. The answer says whether some are left."""
 
     topics: frozenset[str]
     offsets_max: int = 2**31
-    """Offsets dropped by one command."""
+    """Offsets deleted by one command."""
 
 
 # ---------------------------------------------------------------------------------------------- consumer groups

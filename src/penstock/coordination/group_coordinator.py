@@ -74,9 +74,9 @@ from penstock.model.errors import BrokerError, Fault
 Group = ClassicGroup | ConsumerGroup
 
 _EXPIRED_PER_TICK_MAX = 200
-"""Offsets that one tick drops: about a millisecond. The rest follows at once."""
+"""Offsets that one tick removes, in about a millisecond. The next tick follows at once."""
 _LOOKED_AT_PER_TICK_MAX = 1_000
-"""Groups, or offsets in them, that one tick looks at."""
+"""Groups, or offsets in them, that one tick checks."""
 
 
 class GroupCoordinator:
@@ -95,7 +95,7 @@ class GroupCoordinator:
         self._due: list[tuple[int, str]] = []
         self._expiry_check_ms = FOREVER_MS
         self._unchecked: list[str] = []
-        """Groups whose offsets are still to be looked at in this check."""
+        """Groups whose offsets have not been visited in this check yet."""
         self._handlers: dict[type[Any], Callable[[Any, Ticket, int, Effects], None]] = {
             JoinGroup: self._join,
             SyncGroup: self._sync,
@@ -179,7 +179,7 @@ class GroupCoordinator:
         return list(self._groups)
 
     def partitions_of(self, group: str) -> dict[str, list[int]]:
-        """The partitions that the group has committed offsets of, by topic."""
+        """The partitions with committed offsets of the group, by topic."""
         return self._offsets.partitions_of(group)
 
     def patterns_of(self, group: str) -> tuple[str, ...]:
@@ -188,7 +188,7 @@ class GroupCoordinator:
         return tuple(found.regexes) if isinstance(found, ConsumerGroup) else ()
 
     def has_offsets_of(self, topics: Iterable[str]) -> bool:
-        """Whether some group has an offset of these topics: when they no longer exist, they go with `DropTopics`."""
+        """Whether some group has an offset of these topics. `DropTopics` removes the offsets of deleted topics."""
         return self._offsets.has_topics(topics)
 
     # ----------------------------------------------------------------------------------------------- commands and time
@@ -234,7 +234,7 @@ class GroupCoordinator:
         self._settle(group.group)
 
     def _expire_offsets(self, now_ms: int, effects: Effects) -> None:
-        """One check, in as many ticks as it takes."""
+        """Continue a check, which may take several ticks."""
         unchecked = self._unchecked or list(self._groups)
         left = _LOOKED_AT_PER_TICK_MAX
         while unchecked and left > 0:
@@ -250,7 +250,7 @@ class GroupCoordinator:
             for record in some:
                 effects.write(record)
             if len(effects.records) >= _EXPIRED_PER_TICK_MAX:
-                unchecked.append(name)  # it may have more
+                unchecked.append(name)  # the group may have more
                 left = 0
             if not self._offsets.has_any(name):
                 self._remove(group, effects)

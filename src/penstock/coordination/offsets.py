@@ -43,12 +43,12 @@ class Offsets:
     def __init__(self) -> None:
         self._committed: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
         self._groups_of: dict[str, dict[str, None]] = {}
-        """The groups that have something committed of a topic."""
+        """The groups with committed offsets of a topic."""
         self._pending: dict[int, dict[str, dict[tuple[str, int], _Pending]]] = {}
         self._producers: dict[str, set[int]] = {}
         """Which producers have something pending in a group."""
         self._holders: dict[str, dict[tuple[str, int], dict[int, None]]] = {}
-        """Which producers have something pending for a partition of a group, the one that wrote first in front."""
+        """Producers with a pending offset for a partition of a group, in the order of their first write."""
         self._order = 0
 
     # ------------------------------------------------------------------------------------------------ the log's side
@@ -144,7 +144,7 @@ class Offsets:
         return group in self._committed or group in self._producers
 
     def count(self, group: str) -> int:
-        """How many offsets the group has committed."""
+        """Number of committed offsets of the group."""
         return sum(map(len, self._committed.get(group, {}).values()))
 
     def has_topics(self, topics: Iterable[str]) -> bool:
@@ -178,7 +178,7 @@ class Offsets:
         return self._holders.get(group, {}).keys()
 
     def pending_count(self, producer_id: int) -> int:
-        """How many offsets a producer holds back."""
+        """Number of pending offsets of a producer."""
         return sum(map(len, self._pending.get(producer_id, {}).values()))
 
     def durable_state(self) -> object:
@@ -212,7 +212,7 @@ class Offsets:
         return records, refused
 
     def all_tombstones(self, group: str) -> Iterator[OffsetRecord]:
-        """Records that drop all that the group has. Nothing may change while it is used."""
+        """Records that remove all offsets of the group. The state must not change during the iteration."""
         committed = self._committed.get(group, {})
         for topic, partitions in committed.items():
             for partition in partitions:
@@ -222,7 +222,7 @@ class Offsets:
                 yield OffsetRecord(group, topic, partition, None)
 
     def tombstones(self, group: str, places: Iterable[tuple[str, int]]) -> list[OffsetRecord]:
-        """Records that drop these partitions of the group, as far as they have anything."""
+        """Records that remove the offsets of these partitions of the group, if any."""
         pending = self._pending_places(group)
         committed = self._committed.get(group, {})
         return [
@@ -232,7 +232,7 @@ class Offsets:
         ]
 
     def tombstones_of_topics(self, topics: frozenset[str]) -> Iterator[OffsetRecord]:
-        """Nothing may change while it is used."""
+        """The state must not change during the iteration."""
         for topic in sorted(topics & self._groups_of.keys()):
             for group in self._groups_of[topic]:
                 for partition in self._committed[group][topic]:
@@ -244,9 +244,9 @@ class Offsets:
                         yield OffsetRecord(group, topic, partition, None)
 
     def expired(self, group: str, empty_since_ms: int, now_ms: int, retention_ms: int) -> Iterator[OffsetRecord]:
-        """Tombstones for what has expired in a group that had members and is empty since then.
+        """Tombstones for the expired offsets of a group that had members and has been empty since then.
 
-        Nothing may change while it is used."""
+        The state must not change during the iteration."""
         pending = self._pending_places(group)
         for topic, partitions in self._committed.get(group, {}).items():
             for partition, value in partitions.items():

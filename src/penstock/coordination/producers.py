@@ -267,8 +267,8 @@ class ProducerTable:
         that of its transaction, so one with the producer's own epoch was written before, or comes too late for a
         transaction that began meanwhile.
 
-        No coordinator has an epoch above `newest_coordinator_epoch`: a marker that says so is not from one, and a
-        marker in the log that says so fences nobody."""
+        No coordinator has an epoch above `newest_coordinator_epoch`. A marker with a higher one is refused, and such a
+        marker in the log does not fence any coordinator."""
         if coordinator_epoch > newest_coordinator_epoch:
             return Fault.TRANSACTION_COORDINATOR_FENCED
         producer = self._producers.get(producer_id)
@@ -285,7 +285,7 @@ class ProducerTable:
         return None
 
     def epoch_of(self, producer_id: int) -> int | None:
-        """The newest epoch seen of a producer; None if it is not known here."""
+        """The latest epoch seen of a producer; None if the producer is unknown here."""
         producer = self._producers.get(producer_id)
         return None if producer is None else producer.epoch
 
@@ -398,7 +398,7 @@ class ProducerTable:
         return list(self._producers)
 
     def row(self, producer_id: int) -> ProducerRow | None:
-        """What is known of a producer; None when it is forgotten."""
+        """The state of a producer; None if it has been forgotten."""
         producer = self._producers.get(producer_id)
         if producer is None:
             return None

@@ -87,7 +87,7 @@ class ListTransactions(NamedTuple):
     matches: Callable[[str], bool] | None = None
     """On the transactional id."""
     names: tuple[str, ...] | None = None
-    """Only those of these; None: all."""
+    """Values to restrict the answer to; None for all."""
 
     @property
     def unknown_statuses(self) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ NAME_BYTES_MAX = 32_767
 RECORDS_PER_TICK_MAX = 1_000
 """So that a tick is short and its records fit a batch; the rest is due at once."""
 PARTITIONS_PER_TICK_MAX = 2_000
-"""Partitions of transactions that one tick aborts, and those of one transaction more: each is written in the record."""
+"""Partitions of the transactions that one tick aborts, plus those of one more: each record lists its partitions."""
 _PARTITIONS_SURELY_FIT = 1_000
 """So many partitions fit a record whatever their topics are called."""
 

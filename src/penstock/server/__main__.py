@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, help="where the logs are kept")
     parser.add_argument("--listen", action="append", metavar="DIALECT=HOST:PORT", help="may be given several times")
     parser.add_argument("--stop-on-eof", action="store_true", help="stop when standard input is closed")
-    parser.add_argument("--share-ports", action="store_true", help="let the owner of this process hold the ports too")
+    parser.add_argument("--share-ports", action="store_true", help="let the parent process bind the ports too")
     arguments = parser.parse_args()
     flags: dict[str, object] = {}
     if arguments.data_dir is not None:

@@ -1,7 +1,7 @@
 """File descriptors of the process: the limit is raised at start, then shared between log files and connections.
 
-A broker that runs out of descriptors can neither accept clients nor open logs. So the two never take more than there are:
-log files close by last use and open again, connections beyond their share are refused.
+A broker that runs out of descriptors can neither accept clients nor open logs, so both are kept within the limit: the least
+recently used log files are closed and opened again when needed, and connections beyond their share are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Share(NamedTuple):
 
 
 def raise_limit(wanted: int) -> int | None:
-    """Raise the soft limit of open files to `wanted`, or as far as the system allows; the limit then, None if unknown."""
+    """Raise the soft limit of open files to `wanted`, or as far as the system allows. Return it, or None if unknown."""
     try:
         import resource
     except ImportError:  # Windows
@@ -41,7 +41,7 @@ def raise_limit(wanted: int) -> int | None:
 
 
 def share(limit: int, log_files_max: int, connections_max: int, connections_per_ip_max: int) -> Share:
-    """What log files and connections may take of `limit` descriptors: what is configured, or at least half each."""
+    """Divide `limit` descriptors between log files and connections: as configured, or at least half each."""
     available = limit - limits.DESCRIPTORS_RESERVED
     if available < limits.DESCRIPTORS_MIN:
         needed = limits.DESCRIPTORS_RESERVED + limits.DESCRIPTORS_MIN
@@ -55,7 +55,7 @@ def share(limit: int, log_files_max: int, connections_max: int, connections_per_
 
 
 def claim(log_files_max: int, connections_max: int, connections_per_ip_max: int) -> Share:
-    """Raise the limit for what is configured, and share what there is."""
+    """Raise the limit to what the config needs, then divide the descriptors."""
     wanted = log_files_max + connections_max + limits.DESCRIPTORS_RESERVED
     limit = raise_limit(wanted)
     if limit is None or limit >= wanted:

@@ -80,8 +80,8 @@ class Broker:
         return self
 
     def _hold_ports(self) -> None:
-        """Keep the ports from everybody else while the broker is down. A socket that is bound and does not listen gets no
-        connections."""
+        """Keep other processes from taking the ports while the broker is down. A socket that is bound but not listening
+        receives no connections."""
         if self._held or not _CAN_SHARE_PORTS:
             return
         for _, address in self._listening:
@@ -91,7 +91,7 @@ class Broker:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             try:
                 held.bind((host.strip("[]"), int(port)))
-            except OSError:  # the broker can still restart, if nobody else takes the port
+            except OSError:  # the broker can still restart if no other process takes the port
                 held.close()
             else:
                 self._held.append(held)

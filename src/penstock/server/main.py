@@ -32,10 +32,10 @@ from penstock.storage.data_directory import DataDirectory
 from penstock.storage.system import shortfalls
 
 GC_THRESHOLDS = (10_000, 3, 2**30)
-"""Of the collector, for which everybody waits: it looks at 10,000 new objects in 2 ms, and at three times as many that
-stayed in 6 ms. A look at all objects takes longer the larger the broker is, so no client's requests bring it about."""
+"""Thresholds of the garbage collector, which blocks the loop: it visits 10,000 new objects in 2 ms, and three times as
+many survivors in 6 ms. The time of a full collection grows with the broker, so requests never trigger one."""
 GC_FULL_INTERVAL_S = 3_600.0
-"""Between two looks at all objects. Neither requests nor connections make cycles, so there is little to find."""
+"""Interval of full collections. Neither requests nor connections create cycles, so there is little to collect."""
 
 logger = logging.getLogger("penstock.server")
 
@@ -159,7 +159,7 @@ def run(config: Config, *, stop_on_eof: bool = False, share_ports: bool = False)
 
 
 def _set_up_collector(loop: asyncio.AbstractEventLoop) -> None:
-    # What start-up made lives as long as the process: the collector need not walk it again.
+    # Objects created at start live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

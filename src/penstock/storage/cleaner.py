@@ -12,7 +12,7 @@ lag see them; the batch carries that time (KIP-534). Records of aborted transact
 while any of its records does, because the producer's state is made from both. A producer's last batch leaves at least its
 header, so that its sequence is known.
 
-A batch that holds more than the broker would look into (it came before the topic was compacted) stays as it is, whole.
+A batch that exceeds the broker's limits for checking (written before the topic was compacted) is kept unchanged.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Cleaner:
                             if key is not None and offset >= job.first_dirty_offset:
                                 last[_short(key)] = offset
                     except BatchTooLarge:
-                        pass  # it stays, and with it the records that are in the map
+                        pass  # it is kept, and so are the records that the map names
                 covered = batch.next_offset
         return job.end_offset
 
@@ -301,7 +301,7 @@ class _Output:
 
 
 def _records(batch: Batch) -> Iterator[Record]:
-    """The records, if the broker would look into so large a batch; raises BatchTooLarge otherwise."""
+    """The records of a batch. Raises BatchTooLarge if it exceeds the broker's limits for checking."""
     if batch.count > PREPARED_RECORDS_MAX:
         raise BatchTooLarge(f"{batch.count} records")
     return read_records(batch, unpacked_bytes_max(batch.size))

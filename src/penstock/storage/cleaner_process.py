@@ -1,7 +1,7 @@
 """The child process that cleans logs: a job a line on standard input, a result a line on standard output, both JSON.
 
-It runs at the lowest priority and ends when its input is closed, so it does not outlive the broker. A job that fails, or
-needs more memory than it may have, is answered with its reason; the next one may succeed.
+It runs at the lowest priority and ends when its input is closed, so it does not outlive the broker. A job that fails or
+exceeds the memory limit is answered with the reason; the next one may succeed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     topics          the broker's catalogue (kept for it as opaque bytes)
     reserve         room for the broker's own writes when the disk is full
     .trash/         folders of deleted partitions on their way out
-    .deleted-<id>/  a topic that was deleted when there was no room for a new catalogue; goes with the next one
+    .deleted-<id>/  a topic deleted while the disk had no room for a new catalogue; removed with the next catalogue
     <topic>-<n>/    the partitions, in Kafka's layout
     *.stray/        partitions of no topic that were in the way of a new one; never deleted by the broker
 
@@ -72,7 +72,7 @@ class DataDirectory:
     def __init__(
         self, path: Path, disk: Disk | None = None, open_files_max: int = 1024, reserve_bytes: int = 0
     ) -> None:
-        """Without `reserve_bytes` a full disk is an error of each write alone."""
+        """Without `reserve_bytes` there is no reserve: on a full disk each write fails by itself."""
         self.path = path
         self.disk = disk or Disk()
         self.files = FileCache(self.disk, open_files_max)
@@ -141,7 +141,7 @@ class DataDirectory:
             epoch = int(payload) + 1
         if payload is None:
             self.write_state("leader-epoch", b"%d\n" % epoch)
-        else:  # owed, it may be given again by the next start: nothing is written in it before it is stored
+        else:  # while the file is owed, the next start may use the same epoch: nothing is appended before the file is stored
             self.write_or_owe_state("leader-epoch", b"%d\n" % epoch)
         return epoch
 
@@ -163,7 +163,7 @@ class DataDirectory:
         self.disk.owe(self.path / name, checked(payload))
 
     def write_or_owe_state(self, name: str, payload: bytes) -> None:
-        """As `write_state`, but without any room on the disk the file is written later."""
+        """As `write_state`, but the file is written later if the disk is full."""
         self.disk.replace_or_owe(self.path / name, checked(payload))
 
     def _read_marker(self) -> dict[str, LogState] | None:
@@ -183,7 +183,7 @@ class DataDirectory:
 
     @staticmethod
     def checkpoint_part(logs: Iterable[PartitionLog]) -> bytes:
-        """What the checkpoint says of these logs, to be put together by `checkpoint_of`."""
+        """The checkpoint entries of these logs, a part for `checkpoint_of`."""
         return msgspec.json.encode({log.name: _bounds_of(log) for log in logs})[1:-1]
 
     def checkpoint_of(self, parts: Iterable[bytes]) -> bytes:
@@ -314,7 +314,7 @@ class DataDirectory:
         logger.warning("folder %s holds records of no topic of the catalogue; it is %s from now on", name, kept)
 
     def discard(self, names: Iterable[str]) -> None:
-        """Delete the folders of partitions that were not created after all, but none with records."""
+        """Delete the folders of partitions whose creation failed, except folders with records."""
         for name in names:
             if self.disk.exists(self.path / name) and not self._holds_records(name):
                 self.trash(name)
@@ -333,8 +333,8 @@ class DataDirectory:
             self.disk.rename(self.path / name, self.path / _TRASH / uuid.uuid4().hex)
 
     def mark_deleted(self, topic_id: uuid.UUID, folders: Iterable[str]) -> bool:
-        """Record a deletion by renaming one folder of the topic: where a catalogue finds no room, that needs none. False
-        when there is no folder, and so nothing that takes room."""
+        """Record a deletion by renaming one folder of the topic, which needs no disk space when a new catalogue does not
+        fit. False if there is no folder, so that nothing takes space."""
         for folder in folders:
             place, mark = self.path / folder, self.path / f".deleted-{topic_id.hex}"
             if not self.disk.exists(place):
@@ -354,8 +354,8 @@ class DataDirectory:
         return {uuid.UUID(found[1]) for name in self.disk.names(self.path) if (found := _DELETED.fullmatch(name))}
 
     def empty_deleted(self) -> None:
-        """Delete the files of topics that are marked as deleted, write what is owed with the room that this gives, and then
-        delete the marks: from here on the catalogue must not name the topics."""
+        """Delete the files of topics that are marked as deleted, write the owed files into the space this frees, then delete
+        the marks. From then on the catalogue must not list the topics."""
         marks = [name for name in self.disk.names(self.path) if _DELETED.fullmatch(name)]
         for mark in marks:
             for name in self.disk.names(self.path / mark):
@@ -386,7 +386,7 @@ class DataDirectory:
             )
 
     def without_path(self, text: str) -> str:
-        """The text with paths as seen from this directory: where it lies is none of the clients' business."""
+        """The text with paths relative to this directory: clients must not see where it is."""
         return text.replace(f"{self.path}{os.sep}", "")
 
     def strays(self, known: Iterable[str]) -> list[str]:

@@ -87,7 +87,7 @@ class LeaderEpochs:
             self.replace([EpochStart(entries[at].epoch, log_start_offset), *entries[at + 1 :]])
 
     def replace(self, entries: list[EpochStart]) -> None:
-        """In the file, then here: entries that found no room on the disk do not count, unless the file is owed."""
+        """Write the file, then update the state: entries that could not be stored do not count, unless the file is owed."""
         lines = ["0", str(len(entries)), *(f"{epoch} {start}" for epoch, start in entries), ""]
         self._disk.replace_or_owe(self._path, "\n".join(lines).encode(), durable=False)
         self._entries = entries

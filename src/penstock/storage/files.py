@@ -63,22 +63,22 @@ class ReadFailed(DiskFailed):
 
 
 def public_reason(error: OSError) -> str:
-    """What clients are told of an error. Only the log has the text with the path."""
+    """The text of an error for clients. Only the broker's log has the text with the path."""
     return os.strerror(error.errno) if error.errno else "see the broker's log"
 
 
 def is_temporary(error: OSError) -> bool:
-    """Whether the next try may succeed, because the disk is not to blame."""
+    """Whether a retry may succeed, because the disk did not fail."""
     return not isinstance(error, DiskFailed) and (error.errno in TEMPORARY or error.errno in _NO_ROOM)
 
 
 def disk_failure(error: OSError) -> DiskFailed:
-    """The error to keep. A new one: the traceback of the one that was raised holds open files."""
+    """A copy of the error to keep: the traceback of the raised one would keep files open."""
     return DiskFailed(error.errno, error.strerror if isinstance(error, DiskFailed) else str(error))
 
 
 def untraced(error: OSError) -> OSError:
-    """The error to keep when it is no failure of the disk."""
+    """A copy of an error that is not a disk failure."""
     return OSError(error.errno, error.strerror)
 
 
@@ -125,17 +125,17 @@ class Disk:
         self.nowait = system.has_nowait()
         self.refusals = Refusals()
         self.room = Room.AMPLE
-        """Worse than ample only where there is a reserve (`Reserve`), which knows when it is over."""
+        """Worse than ample only if there is a reserve (`Reserve`), which also resets it."""
         self.make_room: Callable[[Room], bool] = no_reserve
-        """Free a part of the reserve, unless the state is another than the one given; whether to try again."""
+        """Free a part of the reserve, unless the state differs from the given one. Returns whether to retry the write."""
         self.may_owe = False
-        """Whether a file that there is no room for may be written later: who keeps a reserve looks after that."""
+        """Whether a file that does not fit on the disk may be written later; the owner of a reserve takes care of that."""
         self.owed: dict[Path, bytes] = {}
-        """Files that are to be replaced as soon as there is room. Until then nothing is appended to any log."""
+        """Files to be replaced as soon as the disk has space. Until then nothing is appended to any log."""
         self._owed_lock = threading.RLock()
 
     def with_room(self, write: Callable[..., T], *args: Any) -> T:
-        """Do a small write of the broker itself; if the disk is full, again with what the reserve frees."""
+        """Perform a small write of the broker itself. On a full disk, free a part of the reserve and retry."""
         while True:
             seen = self.room
             try:
@@ -189,7 +189,7 @@ class Disk:
             raise DiskFull(code, text)
 
     def _why_short(self, file: LogFile, position: int) -> int:
-        """The errno of a write that ended at `position`: the system says it to whoever writes there next."""
+        """The errno of a short write that ended at `position`: the system reports it to the next write there."""
         try:
             self.system_calls.write(file.fd, b"\0", position)
         except OSError as error:
@@ -388,7 +388,7 @@ class Disk:
             self.owed.pop(path, None)
 
     def replace_or_owe(self, path: Path, data: Buffer, *, durable: bool = True) -> None:
-        """As `replace_whole`, but a disk without any room is no error: the file is written when there is some."""
+        """As `replace_whole`, but a full disk is not an error: the file is written once there is space."""
         try:
             self.replace_whole(path, data, durable=durable)
         except OSError as error:
@@ -398,12 +398,12 @@ class Disk:
 
     def owe(self, path: Path, data: Buffer) -> None:
         if not self.owed:
-            logger.warning("no room to write %s, it is kept in memory: nothing is appended until it is on disk", path)
+            logger.warning("disk full: %s is kept in memory, and nothing is appended until it is on disk", path)
         with self._owed_lock:
             self.owed[path] = bytes(data)
 
     def settle(self) -> None:
-        """Write what is owed; raises OSError when there is no room yet. Waits for the disk."""
+        """Write the owed files. Raises OSError if the disk is still full. Waits for the disk."""
         with self._owed_lock:
             for path, data in list(self.owed.items()):
                 with contextlib.suppress(FileNotFoundError):  # the folder was deleted meanwhile
@@ -423,7 +423,7 @@ class Disk:
         except OSError:
             del file
             with contextlib.suppress(OSError):
-                self.system_calls.unlink(aside)  # a part of it takes room that may be short
+                self.system_calls.unlink(aside)  # a partial file would use scarce disk space
             raise
         del file
         self.system_calls.rename(aside, path)
@@ -444,7 +444,7 @@ class ChecksumMismatch(ValueError):
 
 
 def checked(payload: bytes) -> bytes:
-    """The content of a small file with the CRC-32C of its payload on the first line: readable by people, checked by us."""
+    """The content of a small file, with the CRC-32C of its payload on the first line."""
     return b"crc32c %08x\n%s" % (crc32c(payload), payload)
 
 
@@ -531,7 +531,7 @@ class DirectoryLock:
             calls.truncate(self._fd, 0)
             calls.write(self._fd, b"%d\n" % os.getpid(), 0)
         except OSError as error:
-            if error.errno not in FULL:  # the lock holds without the number of its holder
+            if error.errno not in FULL:  # the lock is valid without the process id in it
                 self.release()
                 raise
 

@@ -1,4 +1,4 @@
-"""One flush of a log: what a flusher thread syncs, and how that ended."""
+"""One flush of a log: the files that a flusher thread syncs, and the outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FlushJob:
-    """What has to reach the disk so that everything below `offset` is safe. Carried to a flusher thread and back."""
+    """The files to sync so that everything below `offset` is on disk. Passed to a flusher thread and back."""
 
     __slots__ = ("deleted", "directory", "error", "files", "log", "offset", "position", "refused", "segment")
 
@@ -20,18 +20,18 @@ class FlushJob:
         self.log = log
         self.files = files
         self.directory = directory
-        """Set when a file was created or renamed: its entry must survive too."""
+        """Set if a file was created or renamed: its directory entry must be synced too."""
         self.offset = log.log_end_offset
         self.segment = log.active
         self.position = log.active.size
         self.error: DiskFailed | None = None
         self.refused: OSError | None = None
-        """Why nothing was synced, when that is no failure of the disk: the flush is tried again later."""
+        """Why nothing was synced, if the disk did not fail: the flush is retried later."""
         self.deleted: list[LogFile] = []
-        """Files that were synced but have no name any more."""
+        """Files that were synced but have been deleted."""
 
     def run(self, disk: Disk) -> None:
-        """On a flusher thread: only system calls."""
+        """Sync the files. Runs on a flusher thread and makes only system calls."""
         try:
             if self.directory is not None:
                 disk.sync_directory(self.directory)
@@ -41,8 +41,8 @@ class FlushJob:
             self._note(error)
 
     def look_for_deleted(self, disk: Disk) -> None:
-        """After the sync: a sync of a deleted file succeeds and makes nothing safe. On the loop, where this takes a
-        microsecond; a thread would have to wait for the interpreter once more."""
+        """Find deleted files after the sync, because syncing a deleted file succeeds and saves nothing. Runs on the loop in
+        about a microsecond; a thread would have to wait for the interpreter lock once more."""
         try:
             self.deleted = [file for file in self.files if disk.is_deleted(file)]
         except OSError as error:
@@ -51,5 +51,5 @@ class FlushJob:
     def _note(self, error: OSError) -> None:
         if is_temporary(error):
             self.refused = untraced(error)
-        else:  # a folder that cannot even be opened is no less of a failure
+        else:  # a folder that cannot be opened is a disk failure, too
             self.error = disk_failure(error)

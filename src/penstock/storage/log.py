@@ -3,11 +3,10 @@
     log start offset <= flushed offset <= log end offset
     high watermark = flushed offset, or the log end offset where the flush policy promises nothing
 
-States: *online*; *full* is no state of a log (a write that found no room is cut back and answered with an error; when
-records are taken again is for the disk's reserve to say, `Disk.room`); *failed* (a disk error, or files that somebody
-deleted: nothing is appended or flushed any more until the broker starts again, what was flushed can still be read);
-*offline* (recovery found damage before the recovery point: neither read nor written). A read error changes no state, and
-neither does a system that is short of descriptors.
+States: *online*; *failed* (a disk error, or deleted files: nothing is appended or flushed until the broker restarts, and
+flushed records can still be read); *offline* (recovery found damage before the recovery point: neither read nor written).
+A full disk is not a state of a log: the write is cut back and answered with an error, and the disk's reserve decides when
+records are accepted again (`Disk.room`). Neither a read error nor a lack of descriptors changes the state.
 
 Promises: offsets are dense and never given twice; state changes only after the whole write returned; nothing below the high
 watermark changes, except that retention and delete-records move the log start offset up.
@@ -140,8 +139,8 @@ class PartitionLog:
     def append(self, batches: Sequence[Batch], now_ms: int, endures: Room = Room.AMPLE) -> int:
         """Append batches that are placed from the log end on; how many were written (all, or those before an error).
 
-        Raises BrokerError STORAGE_ERROR when not even the first could be, or when there is less room than the records may
-        be written with (`endures`).
+        Raises BrokerError STORAGE_ERROR if not even the first was written, or if the state of the disk does not allow
+        writing these records (`endures`).
         """
         if self.failure is not None or self._disk.room > endures:
             raise self._refusal()
@@ -152,7 +151,7 @@ class PartitionLog:
         return self._append_over_segments(batches, now_ms, endures)
 
     def append_own(self, batch: Batch, now_ms: int) -> None:
-        """Append a batch of the broker itself. On a full disk it is written with what the reserve frees for it."""
+        """Append a batch of the broker itself. On a full disk it uses the space that the reserve frees."""
         while True:
             seen = self._disk.room
             try:
@@ -164,7 +163,7 @@ class PartitionLog:
 
     @property
     def has_room_for_own(self) -> bool:
-        """Whether the disk has room for batches of the broker itself."""
+        """Whether batches of the broker itself can be written."""
         return self._disk.room <= Room.TIGHT
 
     def _refusal(self) -> BrokerError:
@@ -194,7 +193,7 @@ class PartitionLog:
             try:
                 if self.active.size and not self._fits(batches[done].size, batches[done], now_ms):
                     self.roll()
-                    if self._disk.room > endures:  # the indexes of the old segment took the last room
+                    if self._disk.room > endures:  # the indexes of the old segment used the last free space
                         raise self._refusal()
                 end = done + 1
                 total = batches[done].size
@@ -217,7 +216,7 @@ class PartitionLog:
         try:
             if first.leader_epoch > self.leader_epoch or self.log_end_offset == 0:
                 self._begin_epoch(first.leader_epoch)
-                if self._disk.room > endures:  # the epoch took the last room
+                if self._disk.room > endures:  # the epoch used the last free space
                     raise self._refusal()
             active.append(batches, total, self.config.index_interval_bytes)
         except DiskFailed as error:
@@ -274,7 +273,7 @@ class PartitionLog:
     def rewrite_aborted(self, segment: Segment, entries: bytes) -> None:
         """Mend a segment's index of aborted transactions at start; waits for the disk."""
         self._files.forget([segment.path.with_suffix(".txnindex")])
-        # if it is owed, no recovery point is stored before it is there: the next start would mend it again
+        # while it is owed, no recovery point is stored: the next start would repair it again
         self._disk.replace_or_owe(segment.path.with_suffix(".txnindex"), entries)
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -294,7 +293,7 @@ class PartitionLog:
             self._files.create(new.path)
         except OSError as error:
             self._disk.refusals.note(self.name, str(error))
-            text = f"{self.name}: cannot begin a segment: {public_reason(error)}"
+            text = f"{self.name}: cannot start a segment: {public_reason(error)}"
             raise BrokerError(Fault.STORAGE_ERROR, text) from error
         self._unsynced += unsynced
         old.offsets.forget()
@@ -314,7 +313,7 @@ class PartitionLog:
             logger.error("%s is read-only until the broker starts again: %s", self.name, self.failure)
 
     def retire(self) -> None:
-        """The topic was deleted: nothing is written or flushed any more, and no file stays open for it."""
+        """Stop all writes and flushes and close all files, because the topic was deleted."""
         self.failure = DiskFailed(errno.ENOENT, f"{self.name}: the topic was deleted")
         self._unsynced.clear()
         self.on_roll = None
@@ -353,7 +352,10 @@ class PartitionLog:
         self.flush_refused = job.refused
         if job.refused is not None:
             if self.failure is None:
-                self._unsynced = [*job.files[:-1], *self._unsynced]  # without the active file, which every flush has
+                self._unsynced = [
+                    *job.files[:-1],
+                    *self._unsynced,
+                ]  # not counting the active file, which is in every flush
             self._directory_dirty = self._directory_dirty or job.directory is not None
             return
         if job.error is None and job.deleted:

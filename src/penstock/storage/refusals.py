@@ -1,4 +1,4 @@
-"""Lines in the log for refused writes: the first at once, then one every ten seconds however many there are."""
+"""Log lines for refused writes: the first at once, then at most one every ten seconds."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ LINE_INTERVAL_S = 10.0
 
 
 class Refusals:
-    """Counts the writes that one disk could not take. A producer that retries is refused many times a second."""
+    """Counts the refused writes of one disk. A producer that retries is refused many times per second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._line_at = -LINE_INTERVAL_S
-        """When the last line was written."""
+        """Time of the last line."""
         self._count = 0
 
     def note(self, name: str, reason: str) -> None:
-        """A write to that log or topic was refused."""
+        """Count a refused write to a log or topic."""
         self._count += 1
         elapsed_s = self._clock() - self._line_at
         if elapsed_s < LINE_INTERVAL_S:

@@ -1,23 +1,24 @@
-"""Room on the disk: a reserve that lets a broker with a full disk go on serving reads, commits and deletions.
+"""A reserve of disk space that lets a broker with a full disk continue to serve reads, commits and deletions.
 
-The data directory holds one preallocated file, `reserve`. How much of it is left is the state:
+The data directory has one preallocated file, `reserve`. The state is how much of it is left:
 
     ample      all of it       everything is written
-    tight      one eighth      records from clients and new topics are refused. The broker's own writes go on: commits,
+    tight      one eighth      records from clients and new topics are refused. The broker's own writes continue: commits,
                                groups, transactions and their markers, and all small files
-    critical   nothing         internal topics are refused too. Small files are written: the catalogue, without which
-                               no topic is deleted, the leader epoch, the checkpoint
+    critical   nothing         writes to internal topics are refused, too. Small files are written: the catalogue, which
+                               deleting a topic requires, the leader epoch, the checkpoint
 
-A write that finds no room (ENOSPC, EDQUOT) moves the state down by one and frees that part of the reserve; it is retried
-if it may use what was freed (`Disk.with_room`, `PartitionLog.append`). A file size limit (EFBIG) is not a full disk.
+A write that fails because the disk is full (ENOSPC, EDQUOT) moves the state down by one and frees that part of the reserve.
+It is retried if it may use the freed space (`Disk.with_room`, `PartitionLog.append`). A file size limit (EFBIG) is not a
+full disk.
 
-The state moves up when that part can be allocated again and as much again is free. Without this margin the next large batch
-would move it down at once. A new file is allocated beside the old one, so that a write in the meantime finds no less room
-than before. The broker tries after each deletion of a topic and twice a second until the state is ample.
+The state moves up when that part can be allocated again and the same amount is still free. Without this margin the next
+large batch would move it down at once. A new file is allocated next to the old one, so that writes in the meantime have no
+less space than before. The broker retries after each deletion of a topic and twice per second until the state is ample.
 
-Each change of the state is one line in the log. Other programs can take what was freed. Then the state is critical, and the
-broker still starts, serves reads and deletes topics (`broker.topics`): small files that a start must write are owed
-(`Disk.owe`), and the state moves up only after they were written.
+Each change of the state is one line in the log. Other programs can take the freed space. Then the state is critical, and
+the broker still starts, serves reads and deletes topics (`broker.topics`): small files that a start must write are owed
+(`Disk.owe`), and the state moves up only after they have been written.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ logger = logging.getLogger("penstock.storage")
 
 FILE_NAME = "reserve"
 CRITICAL_SHARE = 8
-"""One part in so many is kept for small files."""
+"""Divisor of the reserve: the share kept for small files."""
 FILE_SYSTEM_SHARE = 16
-"""The reserve takes at most one part in so many of the file system."""
+"""Divisor of the file system: the maximum share of the reserve."""
 BYTES_MIN = 64 * 1024
 _BLOCK_BYTES = 4_096
 _SECTOR_BYTES = 512
-"""What st_blocks counts."""
+"""The unit of st_blocks."""
 
 
 _WORSE = {
@@ -58,7 +59,7 @@ _BETTER = {
 
 
 class Reserve:
-    """The reserve of one data directory. It sets `room` of its disk, which every append looks at."""
+    """The reserve of one data directory. It sets `room` of its disk, which every append checks."""
 
     def __init__(
         self, disk: Disk, directory: Path, bytes_max: int, clock: Callable[[], float] = time.monotonic
@@ -72,7 +73,7 @@ class Reserve:
         whole = _rounded(max(BYTES_MIN, min(bytes_max, file_system_bytes // FILE_SYSTEM_SHARE)))
         self._sizes = {Room.AMPLE: whole, Room.TIGHT: _rounded(whole // CRITICAL_SHARE), Room.CRITICAL: 0}
         self._lock = threading.Lock()
-        """Around a change of the state, which any thread may find necessary. Never held for long."""
+        """Held during a change of the state, which any thread may make. Never held for long."""
         self._restoring = threading.Lock()
         self._full_since = 0.0
         self._error_logged: int | None = None
@@ -82,7 +83,7 @@ class Reserve:
         disk.may_owe = True
 
     def close(self) -> None:
-        """Let go of the file. The disk has no reserve from here on."""
+        """Close the file. The disk has no reserve from here on."""
         self._disk.make_room = no_reserve
         self._disk.may_owe = False
         self._file = None
@@ -90,8 +91,8 @@ class Reserve:
     # ------------------------------------------------------------------------------------------------ start
 
     def _open(self) -> None:
-        """Find out what the last broker left, and allocate what is missing if there is room for it. Only a new directory
-        needs no room to spare: here, the disk has not been full yet."""
+        """Determine what the last broker left, and allocate the missing part if the disk has space. Only a new directory
+        needs no margin: its disk has not been full yet."""
         disk = self._disk
         with contextlib.suppress(OSError):
             disk.remove(self._aside)
@@ -112,7 +113,7 @@ class Reserve:
             self._warn(disk.room, self._free_bytes())
 
     def _allocated_bytes(self) -> int | None:
-        """Of the file that is there, if it is; a copy of it may have holes, which keep nothing free."""
+        """Allocated size of the file, if it exists; a copied file may have holes, which reserve nothing."""
         try:
             found = self._disk.system_calls.stat(self._path)
         except FileNotFoundError:
@@ -123,7 +124,7 @@ class Reserve:
     # ------------------------------------------------------------------------------------------------ down
 
     def release(self, seen: Room) -> bool:
-        """A write found no room while the state was `seen`; whether to try again, because it is not that any more."""
+        """Move the state down after a write failed in state `seen`. Returns whether to retry: the state has changed."""
         disk = self._disk
         with self._lock:
             if disk.room is not seen:
@@ -138,7 +139,7 @@ class Reserve:
                 try:
                     disk.truncate(self._file, self._sizes[room])
                 except OSError as error:
-                    logger.error("%s: the reserve cannot be freed: %s", self._path, error)
+                    logger.error("%s: cannot free the reserve: %s", self._path, error)
             disk.room = room
             self._warn(room, free_bytes)
         return True
@@ -162,7 +163,7 @@ class Reserve:
     # ------------------------------------------------------------------------------------------------ up
 
     def restore(self) -> None:
-        """Move the state up if there is room again; waits for the disk."""
+        """Move the state up if the disk has space again. Waits for the disk."""
         with self._restoring:
             try:
                 self._disk.settle()
@@ -176,11 +177,11 @@ class Reserve:
                     return
 
     def _allocate(self, room: Room, probe_bytes: int) -> bool:
-        """Replace the reserve by a new one for that state, if as many bytes can be allocated as are asked for."""
+        """Replace the reserve with a new one for that state, if all of its bytes can be allocated."""
         disk = self._disk
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | system.OPEN_FLAGS
         try:
-            # past the disk's own `open`, which would free the reserve to make room for this
+            # not by `Disk.open`, which would free the reserve to make room for this file
             file = LogFile(disk.system_calls.open(self._aside, flags, 0o640), self._aside)
             disk.system_calls.allocate(file.fd, probe_bytes)
             disk.truncate(file, self._sizes[room])
@@ -190,7 +191,7 @@ class Reserve:
                 self._file = file
         except OSError as error:
             if error.errno not in FULL and error.errno != self._error_logged:
-                logger.warning("%s: the reserve cannot be allocated, will be retried: %s", self._path, error)
+                logger.warning("%s: cannot allocate the reserve, will be retried: %s", self._path, error)
                 self._error_logged = error.errno
             with contextlib.suppress(OSError):
                 disk.remove(self._aside)

@@ -7,8 +7,8 @@ from penstock.storage.log import PartitionLog
 
 
 def expired_segments(log: PartitionLog, config: TopicConfig, high_watermark: int, now_ms: int | None) -> int:
-    """How many segments from the start may be dropped; looks at no more than one that stays. Without `now_ms` none is too
-    old."""
+    """Number of segments at the start that may be deleted; checks at most one segment that stays. Without `now_ms`,
+    segments do not expire by age."""
     if log.swapping:
         return 0
     segments = log.segments
@@ -18,7 +18,7 @@ def expired_segments(log: PartitionLog, config: TopicConfig, high_watermark: int
         segment = segments[count]
         is_below_start = segments[count + 1].base_offset <= log.log_start_offset
         is_too_much = excess >= segment.size
-        # the age last: it may have to read the segment, which may fail
+        # age last: it may have to read the segment, which may fail
         if not (is_below_start or is_too_much or _is_too_old(log, count, config.retention_ms, now_ms)):
             break
         excess -= segment.size
@@ -27,7 +27,7 @@ def expired_segments(log: PartitionLog, config: TopicConfig, high_watermark: int
 
 
 def _is_too_old(log: PartitionLog, at: int, retention_ms: int, now_ms: int | None) -> bool:
-    """By the segment's latest record; a segment without timestamps ages by its file."""
+    """Age by the segment's latest record, or by its file if the records have no timestamps."""
     if now_ms is None or retention_ms < 0:
         return False
     segment = log.segments[at]

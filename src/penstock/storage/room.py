@@ -1,4 +1,4 @@
-"""How much room the disk has, as far as writes go: what `reserve` decides and every append looks at."""
+"""The state of disk space that decides which writes are allowed: set by `reserve`, checked by every append."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import enum
 import errno
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The disk or a quota is full."""
+"""Error numbers of a full disk or an exhausted quota."""
 
 
 class Room(enum.IntEnum):
-    """The state of a disk. A write names the worst one that it may still be made in."""
+    """The state of a disk. A write names the worst state in which it is still allowed."""
 
     AMPLE = 0
     """Everything is written."""
     TIGHT = 1
-    """Everything but records from clients and new topics."""
+    """Everything is written except records from clients and new topics."""
     CRITICAL = 2
-    """Small files alone."""
+    """Only small files are written."""
 
 
 def no_reserve(_seen: Room) -> bool:
-    """What a disk without a reserve does when it is full: nothing."""
+    """The `make_room` of a disk without a reserve: nothing can be freed."""
     return False

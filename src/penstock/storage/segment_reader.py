@@ -41,7 +41,7 @@ class DamageKind(enum.Enum):
     NO_BATCH = "damage"
     CRC = "crc"
     ORDER = "order"
-    """The batch is whole, but its offsets are used already."""
+    """The batch is complete, but its offsets are already used."""
 
 
 class Damage(NamedTuple):
@@ -109,14 +109,14 @@ def _check(view: memoryview, left: int, next_offset: int) -> Batch | tuple[Damag
     if size < HEADER_BYTES:
         return DamageKind.NO_BATCH, f"batch length {size - LENGTH_PREFIX_BYTES} is too small"
     if size > left:
-        return DamageKind.TORN, f"a batch of {size} bytes is cut off"
+        return DamageKind.TORN, f"a batch of {size} bytes is truncated"
     if size > len(view):
         return DamageKind.NO_BATCH, "the file became shorter while it was read"
     batch = Batch(view[:size])
     if not batch.crc_is_right():
-        return DamageKind.CRC, "the CRC does not fit the batch"
+        return DamageKind.CRC, "the CRC does not match the batch"
     if batch.base_offset < next_offset or batch.last_offset_delta < 0:
-        return DamageKind.ORDER, f"base offset {batch.base_offset} where {next_offset} or more is due"
+        return DamageKind.ORDER, f"base offset {batch.base_offset} is below the expected {next_offset}"
     return batch
 
 

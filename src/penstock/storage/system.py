@@ -74,7 +74,7 @@ _NO_ALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def allocate(fd: int, size: int, /) -> None:
-    """Make the first `size` bytes of an empty file take their room on the disk."""
+    """Allocate disk space for the first `size` bytes of an empty file."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(fd, 0, size)
@@ -88,7 +88,7 @@ def allocate(fd: int, size: int, /) -> None:
 
 
 def room(path: Path, /) -> tuple[int, int]:
-    """Bytes of the file system that `path` is on, and how many of them this user may still write."""
+    """Size of the file system of `path`, and the number of bytes that this user can still write."""
     if not hasattr(os, "statvfs"):
         usage = shutil.disk_usage(path)
         return usage.total, usage.free
