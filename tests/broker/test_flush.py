@@ -689,7 +689,7 @@ def test_delete_records_that_cannot_be_stored_is_a_storage_error(
             assert await answer_of(engine.delete_records("t", 0, 1)) == (Fault.NONE, 1)
 
     run(body)
-    assert "log start offsets could not be stored" in caplog.text
+    assert "cannot store log start offsets" in caplog.text
     assert "Traceback" not in caplog.text
 
 

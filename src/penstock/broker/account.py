@@ -1,4 +1,4 @@
-"""An account of bytes: who takes memory for what a peer sent counts it here first, and waits while there is no room."""
+"""An account of bytes: memory for data from peers is counted here first, and callers wait while the account is full."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from penstock.model.pending import Pending
 
 
 class Account:
-    """Bytes that are taken, over all connections. Used on the event loop only.
+    """Bytes in use over all connections. Used on the event loop only.
 
-    Waiting is first come, first served, so a large request is not overtaken by small ones for ever. A request above the
-    bound is let in alone. Those who waited go on in the next turn of the loop, not inside the call that gave bytes back.
+    Callers wait in order, so small requests do not starve a large one. A request above the bound is admitted alone. Waiting
+    callers continue in the next turn of the loop, not inside the call that gave bytes back.
     """
 
     __slots__ = ("_call_soon", "_waiting", "bytes_max", "bytes_taken")
@@ -28,14 +28,14 @@ class Account:
         return len(self._waiting)
 
     def take_now(self, size: int) -> bool:
-        """Take the bytes if there is room for them and nobody waits."""
+        """Take the bytes if they fit and no other caller waits."""
         if self._waiting or not self._has_room(size):
             return False
         self.bytes_taken += size
         return True
 
     def take(self, size: int) -> Pending[None]:
-        """Take the bytes, now or when there is room. One who no longer wants them abandons the pending."""
+        """Take the bytes now or as soon as they fit. A caller that no longer needs them abandons the pending."""
         taken: Pending[None] = Pending()
         if self.take_now(size):
             taken.complete(None)
@@ -44,7 +44,7 @@ class Account:
         return taken
 
     def give(self, size: int) -> None:
-        """Give bytes back that were taken."""
+        """Give back bytes that were taken."""
         self.bytes_taken -= size
         assert self.bytes_taken >= 0
         waiting = self._waiting

@@ -1,8 +1,8 @@
 """Appends to several partitions at once: in order for each partition, answered when every partition is flushed.
 
 A request may name thousands of partitions, or one partition thousands of times, so the work pauses: after some batches of a
-partition, and between partitions. Other connections may append to the same partitions in between. Batches that have to be
-looked into for longer go through `Preparing`.
+partition, and between partitions. Other connections may append to the same partitions in between. Batches whose records
+take longer to check go through `Preparing`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.model.pending import Hold, Pending
 from penstock.model.slices import Work, at_once
 
 BATCHES_AT_ONCE = 16
-"""Batches between two pauses: some 200 us."""
+"""Batches between two pauses: about 200 us."""
 BYTES_AT_ONCE = 1024 * 1024
 _GROUPED_AT_ONCE = 512
 
@@ -39,22 +39,22 @@ def refused(topic: str) -> Appended:
 def append_many(
     partitions: Partitions, preparing: Preparing, appends: Sequence[Append], acks: int
 ) -> list[Appended] | Pending[list[Appended]]:
-    """The results of a few appends, in their order."""
+    """The results of a few appends, in order."""
     return at_once(_append(partitions, preparing, appends, acks, Light()))
 
 
 def append_in_slices(
     partitions: Partitions, preparing: Preparing, appends: Sequence[Append], acks: int
 ) -> Work[list[Appended] | Pending[list[Appended]]]:
-    """The same for any number of appends, in slices. Their bytes are borrowed until this is done, and until a hold that it
-    returns needs them no more."""
+    """As `append_many`, for any number of appends, in slices. Their bytes are borrowed until the work is done, and until a
+    hold that it returns no longer needs them."""
     return _append(partitions, preparing, appends, acks, None)
 
 
 def _append(
     partitions: Partitions, preparing: Preparing, appends: Sequence[Append], acks: int, light: Light | None
 ) -> Work[list[Appended] | Pending[list[Appended]]]:
-    """`light` is what may be looked at in all; None: as much again after each pause."""
+    """`light` limits the checks of the whole call; None resets the limit after each pause."""
     places_of: dict[tuple[str, int], list[int]] = {}
     for at, append in enumerate(appends):
         places_of.setdefault((append.topic, append.partition), []).append(at)
@@ -122,7 +122,7 @@ def _append(
 
 
 def _some(appends: Sequence[Append], places: Sequence[int], start: int) -> Sequence[int]:
-    """The next batches of a partition that are appended in one go."""
+    """The next batches of a partition, to be appended together."""
     size = 0
     for at in range(start, min(len(places), start + BATCHES_AT_ONCE)):
         size += len(appends[places[at]].records)

@@ -1,7 +1,7 @@
-"""Batches for reads of records, brought into the cache by threads: once, however many reads wait for one.
+"""Loads batches into the cache for reads of records, on threads, once for all reads that wait for the same batch.
 
-What a batch unpacks to is counted before a thread unpacks it (`Unpacking`), and until it is in the cache, which has a bound
-of its own. Nobody keeps a batch that is in neither.
+The unpacked size of a batch is counted before a thread unpacks it (`Unpacking`) and until it is in the cache, which has its
+own bound. No batch is kept outside of both.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class BatchLoading:
         self.in_slices = unpacking.in_slices
         self.cache = RecordCache()
         self._under_way: dict[Hashable, list[Ended]] = {}
-        """The reads that wait for a thread, by what it does."""
+        """The reads that wait for a thread, by the work of the thread."""
 
     def unpack(self, segment: Segment, position: int, size: int, offset: int, ended: Ended) -> None:
-        """Put a batch into the cache, ready to be read from that offset on."""
+        """Load a batch into the cache, ready to be read from that offset on."""
         key = segment, position
         waiting = self._under_way.get(key)
         if waiting is not None:
@@ -73,7 +73,7 @@ class BatchLoading:
     def seek(
         self, log: PartitionLog, far: Far, ended: Callable[[DecodedBatch | None, BaseException | None], None]
     ) -> None:
-        """Set the marks of a batch in the cache up to an offset. It may have left the cache by then: None."""
+        """Set the marks of a cached batch up to an offset. None if the batch has been evicted meanwhile."""
         self.in_slices(self._sought(log, far, ended))
 
     def _sought(
@@ -91,7 +91,7 @@ class BatchLoading:
         ended(batch, error)
 
     def on_thread(self, key: Hashable, work: Callable[[], T], keep: Callable[[T], None], ended: Ended) -> None:
-        """Do `work` on a reader thread, once however many reads need it, and `keep` its result on the loop."""
+        """Run `work` on a reader thread, once for all reads that need it, and pass its result to `keep` on the loop."""
         waiting = self._under_way.get(key)
         if waiting is not None:
             waiting.append(ended)

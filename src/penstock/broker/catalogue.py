@@ -39,12 +39,12 @@ def encode(entries: Mapping[TopicName, TopicEntry]) -> bytes:
 
 
 def encode_in_parts(entries: Mapping[TopicName, TopicEntry]) -> Iterator[bytes]:
-    """The same in parts that each take about a millisecond."""
+    """The encoded catalogue in parts that take about a millisecond each."""
     yield b'{\n "version": 1,\n "topics": ['
     rest = iter(entries.values())
     separator = b""
     while some := list(islice(rest, _ENTRIES_PER_PART)):
-        # indented by its own brackets, which are cut off
+        # indented by its own brackets, which are removed
         yield separator + msgspec.json.format(msgspec.json.encode({"": some}), indent=1)[8:-5]
         separator = b","
     yield b"\n ]\n}" if entries else b"]\n}"

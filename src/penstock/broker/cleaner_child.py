@@ -16,7 +16,7 @@ from penstock.storage.cleaner_process import Reply
 
 REPLY_BYTES_MAX = 64 * 1024 * 1024
 END_S_MAX = 5.0
-"""Time to end by itself for a child that has closed its output."""
+"""Time for a child that has closed its output to exit by itself."""
 
 
 class CleaningFailed(Exception):
@@ -58,7 +58,7 @@ class CleanerChild:
             return None
         assert process.stdout is not None
         if process.stdout.at_eof():
-            # It has ended or is about to. Its status comes by itself; asking for it now would take it from asyncio.
+            # It has exited or is about to. asyncio collects its status; waiting for it here would take the status away.
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(process.wait(), END_S_MAX)
         if process.returncode is None:

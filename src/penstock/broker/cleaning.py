@@ -9,7 +9,7 @@ The steps of a swap (storage/swap.py) run in a thread, one after the other; the 
 A log whose cleaning fails, for whatever reason, is tried again later and later; the others are not affected. A swap that
 failed half-way is continued before its log is cleaned again.
 
-No cleaning starts while the disk is short of room. A swap is continued even then: its last step deletes the old segments.
+No cleaning starts while the disk is short of space. A swap continues even then: its last step deletes the old segments.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Retry(NamedTuple):
 
 @dataclass(slots=True)
 class CleaningTotals:
-    """Since the broker started."""
+    """Totals since the broker started."""
 
     runs: int = 0
     segments_rewritten: int = 0
@@ -152,7 +152,7 @@ class Cleaning:
                 logger.exception("log cleaning failed, retrying in %d s", CHECK_INTERVAL_S)
 
     async def clean_one(self) -> bool:
-        """Continue a swap that failed, or clean the dirtiest log that is due; False when there is nothing to do now.
+        """Continue a swap that failed, or clean the dirtiest log that is due. False if there is nothing to do now.
 
         Only one call may run at a time: a second one would remove the new files of the first.
         """
@@ -160,7 +160,7 @@ class Cleaning:
         exchange = next((one for one in self._exchanges.values() if self._may_try(one.log)), None)
         if exchange is not None:
             return await self._attempt(exchange.log, self._carry_on(exchange))
-        if self._directory.disk.room is not Room.AMPLE:  # the new segments would take the room of the reserve
+        if self._directory.disk.room is not Room.AMPLE:  # the new segments would take the space of the reserve
             return False
         due = self._due()
         return False if due is None else await self._attempt(due.log, self._clean(due))

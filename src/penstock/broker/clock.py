@@ -1,11 +1,11 @@
-"""The broker's time of day: the wall clock while it keeps pace with the time that has passed since the start.
+"""The broker's time of day: the wall clock, as long as it agrees with the time elapsed since the start.
 
-Sessions, transactions, committed offsets and retention all depend on the time of day. A wall clock that jumps, by an
-operator or a faulty time server, would expel every member and delete every log. After a jump of more than five minutes
-`now_ms` goes on from the start of the broker, and nothing is deleted by age until the broker restarts: which of the two
-clocks was right is not known.
+Sessions, transactions, committed offsets and retention depend on the time of day. A jump of the wall clock, caused by an
+operator or a faulty time server, would expel every member and delete every log. After a jump of more than five minutes,
+`now_ms` follows the time elapsed since the start, and nothing is deleted by age until the broker restarts, because it is
+unknown which clock was right.
 
-Time that the machine was suspended has passed (CLOCK_BOOTTIME), so waking up is not a jump.
+Elapsed time includes time that the machine was suspended (CLOCK_BOOTTIME), so waking up is not a jump.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def wall_ms() -> int:
 
 
 def passed_ms() -> int:
-    """Milliseconds since some moment in the past, suspension included where the system can tell."""
+    """Milliseconds since a fixed moment in the past, including suspended time where the system supports it."""
     if _SINCE_BOOT is None:
         return time.monotonic_ns() // 1_000_000
     return time.clock_gettime_ns(_SINCE_BOOT) // 1_000_000
@@ -40,7 +40,7 @@ class Clock:
         self._passed_ms = passed_ms
         self._start_ms = wall_ms() - passed_ms()
         self.is_steady = True
-        """Whether the wall clock has never jumped: what is older than a limit may be deleted."""
+        """Whether the wall clock has never jumped, so that data may be deleted by age."""
 
     def now_ms(self) -> int:
         expected_ms = self._start_ms + self._passed_ms()

@@ -29,8 +29,7 @@ RETRY_S = 1.0
 """Pause after an unexpected error."""
 RELOAD_DELAY_S = 0.25
 RELOAD_DELAY_S_MAX = 60.0
-"""A log that could not be read is read again after the first of these, then after twice as long each time, up to the
-other."""
+"""Delay before a log that could not be read is read again: starts at the first value and doubles up to the second."""
 
 
 class Machine(Protocol):
@@ -64,7 +63,7 @@ class Shard(ABC, Generic[M]):
 
     @abstractmethod
     def take(self, machine: M, batch: Batch) -> Iterator[None]:
-        """Replay a batch of the log, a record in each step."""
+        """Replay a batch of the log, one record per step."""
 
     @abstractmethod
     def serve(self, machine: M) -> None:
@@ -96,11 +95,11 @@ class Shard(ABC, Generic[M]):
         return task
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        """Work that fails must not leave a transaction or a group unfinished: the state is loaded again."""
+        """Run background work. If it fails, load the state again, so that no transaction or group stays unfinished."""
         try:
             await work
         except Exception:
-            logger.exception("%s: background work failed, the state is loaded again in %d s", self.log.id, RETRY_S)
+            logger.exception("%s: background work failed, reloading the state in %d s", self.log.id, RETRY_S)
             self.fault = Fault.COORDINATOR_LOADING
             self.machine = None
             self._reload = self._loop.call_later(RETRY_S, self.load)
@@ -156,14 +155,14 @@ class Shard(ABC, Generic[M]):
         self._timer = None
         if self.machine is None:
             return
-        if self.log.problem is not None:  # what a deadline leads to cannot be stored now
+        if self.log.problem is not None:  # the changes that a deadline causes cannot be stored now
             self._timer_ms = self.now_ms()
             self._timer = self._loop.call_later(RETRY_S, self._tick)
             return
         try:
             self.tick(self.machine)
         except Exception:
-            logger.exception("%s: a deadline could not be handled, retried in %d s", self.log.id, RETRY_S)
+            logger.exception("%s: handling a deadline failed, will be retried in %d s", self.log.id, RETRY_S)
             self._timer_ms = self.now_ms()
             self._timer = self._loop.call_later(RETRY_S, self._tick)
             return
@@ -201,11 +200,11 @@ class Shards(Generic[S]):
 
     @property
     def is_open(self) -> bool:
-        """Whether the topic is there."""
+        """Whether the topic exists."""
         return bool(self.shards)
 
     def problem_of(self, name: str) -> str | None:
-        """Why the coordinator of that name cannot store anything now."""
+        """Why the coordinator of that name cannot store anything now, or None."""
         return self.shards[self.index_of(name)].log.problem if self.shards else None
 
     def index_of(self, name: str) -> int:

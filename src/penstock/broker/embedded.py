@@ -208,7 +208,7 @@ class EmbeddedEngine:
         """Flush everything and leave the marker of a clean stop."""
         for partition in self._partitions.values():
             if partition.lane is not None:
-                partition.lane.close(Fault.NOT_LEADER)  # producers ask for the leader and try again
+                partition.lane.close(Fault.NOT_LEADER)  # producers look up the leader and retry
         self.unpacking.stop()
         await self.cleaning.stop()
         await self.housekeeping.stop()
@@ -324,7 +324,7 @@ class EmbeddedEngine:
     def append_made(
         self, partition: Partition, made: Sequence[bytearray], acks: int
     ) -> RunAppended | Pending[RunAppended]:
-        """Append batches that the broker made, in one write, after all that came before them."""
+        """Append batches that the broker built, in one write, after all earlier appends."""
         if partition.lane is not None:
             return self.preparing.append_made(partition, made, acks)
         now_ms = time.time_ns() // 1_000_000
@@ -380,7 +380,7 @@ class EmbeddedEngine:
         return result
 
     def _advance_start(self, topic: str, partition: int, offset: int) -> tuple[Fault, int]:
-        """Move the log start offset; it is safe with the next checkpoint."""
+        """Move the log start offset. The next checkpoint makes it durable."""
         if is_internal(topic):
             return internal_topics.refusal(topic).fault, -1
         found = self._partitions.get((topic, partition))
@@ -419,17 +419,17 @@ class EmbeddedEngine:
         return results
 
     def _next_turn(self) -> Pending[None]:
-        """When the lookups that were asked before have begun: they are not to find what is deleted now already gone."""
+        """Completes after earlier lookups have started, so that they still find the records that are deleted now."""
         turned: Pending[None] = Pending()
         self._loop.call_soon(turned.complete, None)
         return turned
 
     async def _starts_are_safe(self) -> bool:
-        """Store the log start offsets that moved."""
+        """Store the log start offsets that have moved."""
         try:
             await self.housekeeping.checkpoint()
         except OSError as error:
-            logger.error("log start offsets could not be stored: %s", error)
+            logger.error("cannot store log start offsets: %s", error)
             return False
         return True
 
@@ -447,12 +447,12 @@ class EmbeddedEngine:
         return self._producer_ids.take()
 
     async def _reserve_more(self) -> None:
-        """Have producer ids ready. If that fails, the first request that needs one tries again."""
+        """Reserve producer ids in advance. If that fails, the first request that needs one retries."""
         async with self._producer_ids_lock:
             try:
                 await self._reserve_producer_ids()
             except OSError as error:
-                logger.error("producer ids could not be reserved, will be retried: %s", error)
+                logger.error("cannot reserve producer ids, will be retried: %s", error)
 
     async def _reserve_producer_ids(self) -> None:
         if self._producer_ids.exhausted:
@@ -478,7 +478,7 @@ class EmbeddedEngine:
         return TopicInfo(entry.name, entry.id, is_internal(name), partitions)
 
     def topic_names(self) -> Sequence[str]:
-        """Sorted; the list does not change any more."""
+        """Sorted; the returned list never changes."""
         return self._topics.names()
 
     def topic_name_of(self, topic_id: bytes) -> str | None:
@@ -530,7 +530,7 @@ class EmbeddedEngine:
 
     @property
     def coordination_problem(self) -> str | None:
-        """Why no coordinator can store anything now, not even create its topic."""
+        """Why no coordinator can store anything now, not even create its topic, or None."""
         if self.directory.disk.room is Room.CRITICAL:
             return NO_ROOM
         return None

@@ -11,7 +11,7 @@ from penstock.model.pending import Pending
 
 
 class FlushWait:
-    """Results that are there but may not be told before every partition they touched is flushed."""
+    """Results that are complete but are not returned before all their partitions are flushed."""
 
     __slots__ = ("_groups", "_left", "_results", "pending")
 
@@ -37,7 +37,7 @@ class FlushWait:
 def once_safe(
     partition: Partition, results: list[Appended], safe_offset: int, acks: int
 ) -> list[Appended] | Pending[list[Appended]]:
-    """The results of an append to one partition: at once, or after the flush that `acks` and the topic ask for."""
+    """The results of an append to one partition: at once, or after the flush that `acks` and the topic require."""
     if safe_offset and (acks == ACKS_ALL or partition.waits_always) and partition.durable:
         wait = FlushWait(results, (range(len(results)),))
         if partition.when_flushed(safe_offset, wait.callback(0)):

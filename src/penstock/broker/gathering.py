@@ -26,7 +26,7 @@ from penstock.records.compression import Codec
 class _Batches(NamedTuple):
     views: Sequence[memoryview]
     looked: Sequence[Batch | BrokerError] | None
-    """As `Partition.append` takes it: of all batches for a partition, or of none."""
+    """The `looked` argument of `Partition.append`: set for all batches of a partition or for none."""
     acks: int
     pending: Pending[list[Appended]]
 
@@ -100,7 +100,7 @@ class Gathering:
                 _append_runs(partition, gathered_runs, now_ms)
 
     def settle_one(self, partition: Partition, now_ms: int) -> None:
-        """Append what was noted for one partition."""
+        """Append everything gathered for one partition."""
         batches = self._batches.pop(partition, None)
         if batches is not None:
             _append_batches(partition, batches, now_ms)

@@ -52,12 +52,12 @@ OFFSETS_TOPIC = TopicName("__consumer_offsets")
 LISTED_AT_ONCE = 500
 """Groups that one command lists: about a millisecond."""
 DROPPED_AT_ONCE = 200
-"""Offsets of deleted topics that one command drops: about a millisecond."""
+"""Offsets of deleted topics that one command removes: about a millisecond."""
 STORES_NOTHING = (DescribeGroup, DescribeConsumerGroup, FetchOffsets, Heartbeat, ListGroups)
-"""Commands that are carried out though there is no room to store anything."""
+"""Commands that are executed even if nothing can be stored."""
 
 DROP_RETRY_S = 0.25
-"""Between two tries to drop the offsets of deleted topics, while the coordinator cannot store that."""
+"""Interval of attempts to remove the offsets of deleted topics while the coordinator cannot store the removal."""
 
 
 class WrittenTicket(Pending[Any]):
@@ -80,7 +80,7 @@ class GroupShard(Shard[GroupCoordinator]):
         self._gathered: list[Effects] = []
         """What the commands of this turn of the loop led to, to be appended in one batch."""
         self._undropped: set[str] = set()
-        """Deleted topics whose offsets could not be dropped yet."""
+        """Deleted topics whose offsets have not been removed yet."""
         self._dropping: asyncio.Task[None] | None = None
 
     def take(self, machine: GroupCoordinator, batch: Batch) -> Iterator[None]:
@@ -112,11 +112,11 @@ class GroupShard(Shard[GroupCoordinator]):
 
     @property
     def stores(self) -> bool:
-        """Whether commands are carried out, as far as loading and room on the disk go."""
+        """Whether commands can be executed: the state is loaded, and the disk has space."""
         return self.machine is not None and self.log.problem != NO_ROOM
 
     def drop_later(self, topics: frozenset[str], existing: AbstractSet[str]) -> None:
-        """Drop the offsets of deleted topics when that can be stored, unless the topics exist again by then."""
+        """Remove the offsets of deleted topics once that can be stored, unless the topics exist again."""
         self._undropped |= topics
         if self._dropping is None or self._dropping.done():
             self._dropping = self.begin(self._drop_undropped(existing))
@@ -135,7 +135,7 @@ class GroupShard(Shard[GroupCoordinator]):
                     asked = self.ask(DropTopics(gone, DROPPED_AT_ONCE))
                     left = await result_of(asked) if isinstance(asked, Pending) else asked
                 if left is False or (left is not True and self.stores):
-                    self._undropped -= topics  # dropped, or refused for good: the log is read-only
+                    self._undropped -= topics  # removed, or refused permanently because the log is read-only
                 await asyncio.sleep(0)
 
     def tick(self, machine: GroupCoordinator) -> None:
@@ -240,16 +240,16 @@ class Groups(Shards[GroupShard]):
         return answer
 
     def partitions_of(self, group: str) -> dict[str, list[int]]:
-        """The partitions that the group has offsets of, by topic."""
+        """The partitions with offsets of the group, by topic."""
         if not self.shards:
             return {}
         machine = self.shards[self.index_of(group)].machine
         return {} if machine is None else machine.partitions_of(group)
 
     def find_topics(self, group: str, pattern: str | None) -> Work[None]:
-        """Search for the topics of a new pattern, and of all patterns of a consumer group. Its heartbeat finds them kept.
+        """Find the topics of a new pattern and of all patterns of a consumer group, for use by its heartbeat.
 
-        Raises BrokerError for a pattern that is none, or fits too many topics."""
+        Raises BrokerError for a pattern that is invalid or matches too many topics."""
         machine = self.shards[self.index_of(group)].machine if self.shards else None
         patterns = () if machine is None else machine.patterns_of(group)
         for each in dict.fromkeys((*patterns, pattern or "")):
@@ -257,7 +257,7 @@ class Groups(Shards[GroupShard]):
                 yield from self._patterns.matching_in_slices(each)
 
     def list_in_slices(self, states: Collection[str], types: Collection[str]) -> Work[list[ListedGroup] | Fault]:
-        """All groups in one of these states and of one of these types, some hundred at a time."""
+        """All groups in one of these states and of one of these types, listed a few hundred at a time."""
         wanted_states = frozenset(state.lower() for state in states)
         wanted_types = frozenset(kind.lower() for kind in types)
         yield None
@@ -293,7 +293,7 @@ class Groups(Shards[GroupShard]):
             shard.machine.end_transaction(producer_id, committed=committed)
 
     def topics_changed(self, changed: Iterable[tuple[str, SubscribedTopic]], gone: Collection[str]) -> None:
-        """Topics came, went or grew: consumer groups look again."""
+        """Have consumer groups check their subscriptions, because topics were created, deleted or grew."""
         came = dict(changed)
         self._topics.update(came)
         for name in gone:
@@ -304,9 +304,9 @@ class Groups(Shards[GroupShard]):
                 shard.machine.topics_changed(self._topics)
 
     def drop_topics(self, gone: frozenset[str]) -> Work[None]:
-        """Topics were deleted: their offsets go, some hundred at a time. No topic may be made again before this is done.
+        """Remove the offsets of deleted topics, a few hundred at a time. No such topic may be created again before the end.
 
-        A coordinator that is loading, or has no room to store that, does it later: for topics that do not exist then.
+        A coordinator that is loading or cannot store the removal does it later, for topics that do not exist then.
         """
         for shard in tuple(self.shards.values()):
             left: Any = shard.machine is None or shard.machine.has_offsets_of(gone)

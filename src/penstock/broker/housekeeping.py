@@ -1,9 +1,9 @@
 """What the broker does by itself, in the background: recovery points, retention, timed flushes, expiry.
 
 All of it runs on the loop, a few milliseconds at a time, because logs belong to the loop's thread; only the checkpoint's own
-sync waits on a thread. After a jump of the wall clock nothing is deleted by age (see `Clock`); retention by size goes on.
+sync waits on a thread. After a jump of the wall clock nothing is deleted by age (see `Clock`); retention by size continues.
 
-A task that fails is logged and runs again at its next interval, whatever the error was.
+A task that fails with any error is logged and runs again at its next interval.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.storage.segment import file_name
 logger = logging.getLogger(__name__)
 
 LOGS_PER_PART = 100
-"""Logs whose recovery points are encoded in one go: about half a millisecond."""
+"""Logs whose recovery points are encoded without a pause: about half a millisecond."""
 PRODUCER_EXPIRATION_MS = 7 * 24 * 3_600_000
 """Kafka's transactional.id.expiration.ms: a producer id outlives the longest pause of a batch job (KIP-854 has a day)."""
 FLUSH_INTERVAL_MS_MIN = 5
@@ -37,19 +37,19 @@ FLUSH_LOOK_MS_MAX = 1_000
 """A shorter flush.ms than all others acts so long after it was set."""
 SNAPSHOTS_KEPT = 2
 ROOM_INTERVAL_MS = 500
-"""Between two looks for room while the disk is full."""
+"""Interval of checks for free space while the disk is full."""
 RETRY_S = 1.0
-"""Pause of a task that failed, in addition to its interval."""
+"""Pause after a failed task, in addition to its interval."""
 
 
 @dataclass(slots=True)
 class RetentionTotals:
-    """Since the broker started."""
+    """Totals since the broker started."""
 
     segments_deleted: int = 0
     bytes_deleted: int = 0
     idle_runs: int = 0
-    """That found nothing to delete."""
+    """Runs that found nothing to delete."""
 
 
 class Housekeeping:
@@ -135,7 +135,7 @@ class Housekeeping:
             for log, log_start_offset in zip(logs, starts, strict=True):
                 try:
                     log.delete_dropped(log_start_offset, now_ms)
-                    if self._is_short_of_room:  # file.delete.delay.ms is for readers, and those keep their files open
+                    if self._is_short_of_room:  # file.delete.delay.ms is for readers, and they keep their files open
                         log.sweep_doomed(sys.maxsize)
                 except OSError as error:
                     logger.warning("%s: deleting old segments failed, will be retried: %s", log.name, error)
@@ -248,7 +248,7 @@ class Housekeeping:
             if pauses.due:
                 await pauses.pause()
         if refused:
-            logger.warning("%d logs could not be flushed and are tried again, one of them is %s", refused, reason)
+            logger.warning("%d logs could not be flushed, will be retried; one of them is %s", refused, reason)
 
     async def _expire_producers(self) -> None:
         now_ms = self._clock.now_ms()

@@ -40,7 +40,7 @@ class InternalLog:
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be appended now, in words for clients."""
+        """Why nothing can be appended now, as text for clients, or None."""
         log = self._partition.log
         if log is None:
             return f"{self.id} is offline"
@@ -77,8 +77,8 @@ class InternalLog:
             then(Fault.NONE)
 
     async def replay(self, take: Callable[[Batch], Iterable[None] | None], readers: Executor) -> None:
-        """Hand every batch of the log to `take`, a little at a time; it may take a batch in steps. Raises OSError, and
-        BatchError for a corrupt one."""
+        """Pass every batch of the log to `take`, in slices; `take` may process a batch in steps. Raises OSError, and
+        BatchError for a corrupt batch."""
         log = self._partition.log
         if log is None:
             return

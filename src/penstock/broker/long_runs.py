@@ -1,7 +1,7 @@
-"""Appends and reads of thousands of bare records, in slices: as `append_run` and `read_records` of the engine, for requests
-of dialects that hand over or ask for so many at once.
+"""Appends and reads of thousands of bare records in slices: `append_run` and `read_records` of the engine for large requests
+of the smaller dialects.
 
-The batches of a long run are made a few thousand records at a time and appended together, in one write, so that the records
+The batches of a long run are built a few thousand records at a time and appended together, in one write, so that the records
 have consecutive offsets.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 APPENDED_AT_ONCE = 2_000
 """Records of one batch of a long run: about a millisecond. Shorter runs are appended by `append_run`."""
 READ_AT_ONCE = 1_000
-"""Records of one look at the log: about two milliseconds."""
+"""Records of one read of the log: about two milliseconds."""
 
 
 def append_long_run(
@@ -66,7 +66,7 @@ def read_on(
     *,
     keys: bool = True,
 ) -> Work[RecordsRead]:
-    """The rest of a read of so many records and bytes, of which `found` has the first `READ_AT_ONCE` records."""
+    """The rest of a read of up to the given records and bytes. `found` has its first `READ_AT_ONCE` records."""
     there = engine.partition(topic, partition)
     records: list[Record] = list(found.records)
     if there is None or there.log is None:
@@ -88,7 +88,7 @@ def read_on(
             break
         looked = more.records
         if left < _weight(looked[0], keys):
-            break  # a read gives one record at least, however large
+            break  # a read returns at least one record, whatever its size
         records += looked
         found = more
         if len(looked) < count:

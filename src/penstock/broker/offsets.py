@@ -1,6 +1,6 @@
 """Offsets by time and by place (Kafka's ListOffsets), and where a leader epoch ended (KIP-101).
 
-A timestamp is found to the record: the time index names the batch. It is read and unpacked on a thread, because one may
+A timestamp lookup finds the exact record: the time index names the batch. A thread reads and unpacks it, because it may
 unpack to megabytes, and its records are walked on the loop in slices.
 """
 
@@ -113,7 +113,7 @@ async def _when_warm(look: Callable[[], T], readers: ThreadPoolExecutor, disk: D
 
 
 async def _result(result: Any) -> Any:
-    """The result of work that may have been done at once."""
+    """The result of work that may already be complete."""
     if not isinstance(result, Pending):
         return result
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -124,7 +124,7 @@ async def _result(result: Any) -> Any:
 def _first_at_or_after(
     read: Callable[[int, int], bytes], position: int, size: int, timestamp: int, offset: int, unpacking: Unpacking
 ) -> Work[tuple[int, int] | Exception | None]:
-    """Offset and timestamp of the first such record of a batch, or why the batch cannot be read."""
+    """Offset and timestamp of the first matching record of a batch, or why the batch cannot be read."""
     limit_bytes = walk.unpacked_bytes_max(size)
     counted = size + limit_bytes
     yield unpacking.account.take(counted)

@@ -53,7 +53,7 @@ class Lane(Protocol):
     """Appends that are being prepared, in order (broker/preparing.py)."""
 
     def close(self, fault: Fault) -> None:
-        """Refuse what has not been appended."""
+        """Refuse all batches that have not been appended."""
         ...
 
 
@@ -98,7 +98,7 @@ class Partition:
         self.log = log
         """None while the partition is offline."""
         self.reason = reason
-        """Why it is offline, for clients: without the paths of this machine."""
+        """Why the partition is offline, as text for clients: without paths of this machine."""
         self.leader_epoch = leader_epoch
         self.producers = producers
         self.request_flush = request_flush
@@ -117,9 +117,9 @@ class Partition:
         self._stamps = config.has_log_append_time
         self.compacts = config.compacts
         self.looks_inside = self.compacts or config.message_timestamp_before_max_ms != _LONG_MAX
-        """The topic has rules about records."""
+        """Whether the topic has rules about records."""
         self.staged = self.looks_inside or self._lane is not None
-        """Batches of clients go through `Preparing`."""
+        """Whether batches of clients go through `Preparing`."""
         policy = config.penstock_flush or flush_policy
         self.durable = policy in ("acks", "always")
         """Whether the high watermark is the flushed offset."""
@@ -133,7 +133,7 @@ class Partition:
 
     @property
     def lane(self) -> Lane | None:
-        """Appends that are being prepared: later ones queue after them."""
+        """Appends that are being prepared; later appends queue after them."""
         return self._lane
 
     @lane.setter
@@ -176,11 +176,11 @@ class Partition:
     def append(
         self, views: Sequence[memoryview], now_ms: int, looked: Sequence[Batch | BrokerError] | None = None
     ) -> tuple[list[Appended], int]:
-        """Append a run of batches in one write; a result each, and the offset whose flush makes all of them safe.
+        """Append a run of batches in one write. Returns a result for each, and the offset whose flush makes all durable.
 
-        Where the topic has rules about records, `looked` is what `Preparing` found out about each batch.
+        If the topic has rules about records, `looked` has the findings of `Preparing` about each batch.
         """
-        assert looked is not None or not self.looks_inside, "the records have not been looked at"
+        assert looked is not None or not self.looks_inside, "the records have not been checked"
         log = self.log
         if log is None:
             return [Appended(Fault.STORAGE_ERROR, text=f"{self.id} is offline: {self.reason}")] * len(views), 0
@@ -276,7 +276,7 @@ class Partition:
         return now_ms if self._stamps else NO_TIMESTAMP
 
     def sound(self, view: memoryview) -> Batch:
-        """The batch, if its header and its CRC are right; raises BrokerError."""
+        """The batch, if its header and its CRC are valid. Raises BrokerError."""
         config = self.config
         try:
             batch = Batch(view)
@@ -320,12 +320,12 @@ class Partition:
         return batch
 
     def rules(self, now_ms: int) -> tuple[bool, int]:
-        """What the topic asks of each record: whether it needs a key, and its oldest timestamp."""
+        """The topic's rules about records: whether a key is required, and the oldest allowed timestamp."""
         before_max_ms = self.config.message_timestamp_before_max_ms
         return self.compacts, INT64_MIN if self._stamps or before_max_ms == _LONG_MAX else now_ms - before_max_ms
 
     def refusal_of(self, violation: Violation) -> BrokerError:
-        """What a client is told about a record that breaks a rule."""
+        """The error for a record that breaks a rule."""
         index, timestamp = violation
         if timestamp is None:
             return BrokerError(Fault.INVALID_RECORD, "a record of a compacted topic needs a key", index)
@@ -434,7 +434,7 @@ class Partition:
         self._written(log)
 
     def _written(self, log: PartitionLog) -> None:
-        """Have what was appended flushed, and show it unless it has to be flushed first."""
+        """Request the flush of an append, and make it visible unless it must be flushed first."""
         if self.durable:
             self.request_flush(log)
             return

@@ -1,4 +1,4 @@
-"""The partitions of a topic as others see them, made when they are looked at: a topic may have thousands."""
+"""A read-only view of a topic's partitions, whose entries are created on access: a topic may have thousands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The topics that clients' patterns stand for.
+"""The topics that match the patterns of clients.
 
-The first search looks at every topic, in slices. What it found is kept, and each later question looks only at the topics
-that came or went since, so that a consumer group can ask for all its patterns at once.
+The first search checks every topic, in slices. Its result is kept, and each later search checks only the topics created or
+deleted since, so that a consumer group can resolve all its patterns at once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from penstock.model.ids import is_internal
 from penstock.model.slices import Work, at_once
 
 KEPT_MAX = 256
-"""Patterns whose topics are kept; the one that was asked for longest ago goes first."""
+"""Patterns whose topics are kept; the least recently used is dropped first."""
 CHANGES_MAX = 10_000
-"""Changes that are kept; all patterns are forgotten beyond it."""
+"""Changes that are kept; with more changes all patterns are dropped."""
 _SEARCHED_AT_ONCE = 64
-"""Names looked at between two pauses: some 100 us."""
+"""Names checked between two pauses: about 100 us."""
 
 
 class _Found:
@@ -28,7 +28,7 @@ class _Found:
         self.fits = fits
         self.names: set[str] = set()
         self.seen = seen
-        """How many changes it knows of."""
+        """Number of changes that the result includes."""
 
 
 class Patterns:
@@ -37,10 +37,10 @@ class Patterns:
         self._kept: dict[str, _Found] = {}
         self._changes: list[str] = []
         self._forgotten = 0
-        """Changes before the first in `_changes`."""
+        """Number of changes before the first in `_changes`."""
 
     def changed(self, names: Iterable[str]) -> None:
-        """These topics came or went."""
+        """Note topics that were created or deleted."""
         self._changes.extend(names)
         if len(self._changes) > CHANGES_MAX:
             self._forgotten += len(self._changes)
@@ -48,7 +48,7 @@ class Patterns:
             self._kept.clear()
 
     def matching(self, pattern: str) -> frozenset[str]:
-        """The topics whose whole name fits a client's RE2 pattern; raises BrokerError when it is none, or fits too many."""
+        """The topics whose whole name matches an RE2 pattern. Raises BrokerError if it is invalid or matches too many."""
         return at_once(self.matching_in_slices(pattern))
 
     def matching_in_slices(self, pattern: str) -> Work[frozenset[str]]:
@@ -79,7 +79,7 @@ class Patterns:
         if len(found.names) > limits.CONSUMER_GROUP_TOPICS_MAX:
             raise BrokerError(
                 Fault.INVALID_REQUEST,
-                f"{pattern!r} matches more than {limits.CONSUMER_GROUP_TOPICS_MAX} topics, the most of a consumer group",
+                f"{pattern!r} matches more than {limits.CONSUMER_GROUP_TOPICS_MAX} topics, the limit of a consumer group",
             )
 
 

@@ -1,4 +1,4 @@
-"""Pauses of a coroutine that works for long on the event loop: others go on every few milliseconds."""
+"""Pauses for coroutines that run for long on the event loop: other work runs every few milliseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Pauses:
-    """`if pauses.due: await pauses.pause()` between two pieces of work that are short."""
+    """Use as `if pauses.due: await pauses.pause()` between two short pieces of work."""
 
     __slots__ = ("_end_s",)
 
@@ -30,15 +30,15 @@ class Pauses:
 
 
 class SharedPauses:
-    """The same for any number of coroutines at a time: all of them together get one slice per turn of the loop, and each of
-    them does at least one piece of its work."""
+    """As `Pauses`, shared by any number of coroutines: together they get one slice per turn of the loop, and each performs
+    at least one piece of its work."""
 
     __slots__ = ("_end_s", "_loop")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._end_s: float | None = None
-        """When the slice of this turn ends; None if nobody has begun it."""
+        """When the slice of this turn ends; None before its first use."""
 
     @property
     def due(self) -> bool:

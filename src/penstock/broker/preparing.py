@@ -1,10 +1,10 @@
-"""Preparing: batches that the broker has to look into are prepared off the loop, in partition order, on owned and counted
-bytes.
+"""Preparing: batches whose records the broker has to check are prepared off the loop, in partition order, on owned and
+counted bytes.
 
-Some topics have rules about records: a compacted topic needs keys, and old timestamps may be bounded. A look at the records
-takes as long as their number, which a small compressed batch can choose freely. So only what takes about a millisecond is
-looked at in the append itself (`look`): a few plain records, or a small compressed batch that unpacks to little. That is
-most of them. Everything else goes through this stage.
+Some topics have rules about records: a compacted topic requires keys, and old timestamps may be bounded. Checking records
+takes time in proportion to their number, and even a small compressed batch can have very many. So the append itself (`look`)
+only performs checks of about a millisecond: a few plain records, or a small compressed batch that unpacks to little. Most
+batches are like that. All others go through this stage.
 
 States of an append
 
@@ -12,26 +12,26 @@ States of an append
                (PREPARED_BYTES_MAX), its bytes are those of the request: a `Hold` that borrows them, so that the connection
                is not read
     owned      its bytes are copied and counted
-    unpacking  it is first in its lane. A thread decompresses a batch, after the most that the batch can unpack to was
+    unpacking  it is first in its lane. A thread decompresses a batch, after the maximum size that it can unpack to was
                counted (UNPACKED_BYTES_MAX, broker/unpacking.py)
     walking    the records are walked on the loop in slices of two milliseconds (model/slices.py, records/walk.py)
     done       it was appended, or refused with a `BrokerError` that names the record
 
-What is guaranteed
+Guarantees
 
-1. Order. While a partition has a lane, everything that is appended to it queues there, so batches stand in the log in the
-   order in which they arrived, and sequences, transactions and acks see what they would see without this stage. An append
-   is checked against its producer's state when its turn comes. Other partitions do not wait.
-2. Bounds. Bytes that a batch unpacks to, its records, its headers, and the processor time of the walk are bounded for each
-   batch (MESSAGE_TOO_LARGE); copies and unpacked bytes are bounded in all. An append that waits longer than
-   PREPARED_WAIT_MS_MAX is refused with REQUEST_TIMED_OUT, which Kafka's producers retry. Records of other dialects that
-   find the account full are refused in the same way at once.
-3. Ends. An append whose client has left is performed all the same. When its topic is deleted or the broker stops it is
-   refused. Its counted bytes are given back in every case.
+1. Order. While a partition has a lane, all appends to it queue there. Batches are in the log in the order of arrival, and
+   sequences, transactions and acks behave as without this stage. An append is checked against its producer's state when its
+   turn comes. Other partitions do not wait.
+2. Bounds. The unpacked size of a batch, its records, its headers, and the processor time of the walk are bounded per batch
+   (MESSAGE_TOO_LARGE); copies and unpacked bytes are bounded in total. An append that waits longer than
+   PREPARED_WAIT_MS_MAX is refused with REQUEST_TIMED_OUT, which Kafka's producers retry. If the account is full, records of
+   other dialects are refused in the same way at once.
+3. Ends. An append is performed even if its client has disconnected. It is refused if its topic is deleted or the broker
+   stops. Its counted bytes are given back in every case.
 
-A connection has one append in this stage: the result is a `Hold`. Markers and the appends of coordinators do not queue:
-internal topics have no lanes, and a marker ends what its producer has in the log. The producer table refuses a batch that
-comes after its transaction was ended.
+A connection has at most one append in this stage: the result is a `Hold`. Markers and the appends of coordinators do not
+queue: internal topics have no lanes, and a marker ends only what its producer has in the log. The producer table refuses a
+batch that arrives after the end of its transaction.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ from penstock.records.walk import Violation, Walk, find_violation
 logger = logging.getLogger(__name__)
 
 LIGHT_RECORDS_MAX = 1_000
-"""Records, and as many headers, that one append looks at by itself: about 0.8 ms."""
+"""Records, and as many headers, that one append checks by itself: about 0.8 ms."""
 LIGHT_PACKED_BYTES_MAX = 16 * 1024
 LIGHT_UNPACKED_BYTES_MAX = 128 * 1024
-"""Compressed batches that one append unpacks by itself, and what they may unpack to in all: about 0.4 ms of gzip."""
+"""Size of compressed batches that one append unpacks by itself, and their total unpacked size: about 0.4 ms of gzip."""
 
 Looked = list[Batch | BrokerError]
-"""What is known of each batch: it is sound and follows the rules, or why not."""
+"""The outcome for each batch: the valid batch, or why it is refused."""
 
 
 class Light:
-    """What may still be looked at in one call of the engine."""
+    """What one call of the engine may still check by itself."""
 
     __slots__ = ("records", "unpacked_bytes")
 
@@ -96,7 +96,7 @@ class _Append(ABC):
         self.size = size
         self.since_s = since_s
         self.room: Pending[None] | None = None
-        """Completed when the bytes are owned; None: they are."""
+        """Completed when the bytes are owned; None if they are."""
 
     @abstractmethod
     def refuse(self, error: BrokerError) -> None: ...
@@ -123,7 +123,7 @@ class _Batches(_Append):
 
 
 class _Made(_Append):
-    """Batches that the broker made of bare records."""
+    """Batches that the broker built from bare records."""
 
     __slots__ = ("acks", "answer", "made")
 
@@ -147,7 +147,7 @@ class _Lane:
         self.closed: Fault | None = None
 
     def close(self, fault: Fault) -> None:
-        """Refuse all; their bytes are given back as the work on them ends."""
+        """Refuse all appends. Their bytes are given back when the work on them ends."""
         if self.closed is None:
             self.closed = fault
             for append in self.appends:
@@ -175,7 +175,7 @@ class Preparing:
     # ------------------------------------------------------------------------------------------------ at once
 
     def look(self, partition: Partition, views: Sequence[memoryview], light: Light) -> Looked | None:
-        """Look at the batches now if that takes little; None when they have to be prepared."""
+        """Check the batches now if that is quick. None if they have to be prepared."""
         if partition.lane is not None:
             return None
         needs_keys, oldest_ms = partition.rules(_now_ms())
@@ -213,7 +213,7 @@ class Preparing:
     def append(
         self, partition: Partition, views: Sequence[memoryview], acks: int
     ) -> list[Appended] | Hold[list[Appended]]:
-        """Append batches when they are prepared and all that arrived before them is done."""
+        """Append batches when they are prepared and all earlier appends are done."""
         append = _Batches(views, acks, self.clock())
         if self.account.take_now(append.size):
             append.own()
@@ -227,7 +227,7 @@ class Preparing:
     def append_made(
         self, partition: Partition, made: Sequence[bytearray], acks: int
     ) -> RunAppended | Hold[RunAppended]:
-        """Append bare records after what is being prepared."""
+        """Append bare records after the appends that are being prepared."""
         append = _Made(made, acks, self.clock())
         if not self.account.take_now(append.size):
             return RunAppended(Fault.REQUEST_TIMED_OUT, text="the broker is checking other records, try again")
@@ -240,14 +240,14 @@ class Preparing:
             assert isinstance(lane, _Lane)
             lane.appends.append(append)
             return
-        self._gathering.settle_one(partition, _now_ms())  # they came before
+        self._gathering.settle_one(partition, _now_ms())  # they arrived earlier
         lane = _Lane()
         lane.appends.append(append)
         partition.lane = lane
         self._unpacking.in_slices(self._work(partition, lane))
 
     def _work(self, partition: Partition, lane: _Lane) -> Work[None]:
-        """Prepare and append what is in the lane until nothing is left."""
+        """Prepare and append until the lane is empty."""
         while lane.appends:
             append = lane.appends[0]
             if append.room is not None:
@@ -265,7 +265,7 @@ class Preparing:
             except BrokerError as error:
                 append.refuse(error)
             except Exception as error:
-                logger.exception("%s: an append could not be prepared", partition.id)
+                logger.exception("%s: preparing an append failed", partition.id)
                 append.refuse(BrokerError(Fault.UNKNOWN, str(error)))
             finally:
                 lane.appends.popleft()
@@ -295,7 +295,7 @@ class Preparing:
             yield None
 
     def _look_into(self, partition: Partition, batch: Batch) -> Work[None]:
-        """Raises BrokerError when the batch breaks a rule of its topic, is damaged, or is too large to be looked into."""
+        """Raises BrokerError if the batch breaks a rule of its topic, is damaged, or is too large to be checked."""
         if batch.count > PREPARED_RECORDS_MAX:
             raise BrokerError(
                 Fault.MESSAGE_TOO_LARGE,
@@ -322,7 +322,7 @@ class Preparing:
             raise partition.refusal_of(violation)
 
     def _timed(self, walk: Walk[Violation | None]) -> Work[Violation | None]:
-        """The walk, refused when it takes too much processor time."""
+        """Perform the walk. Raises BrokerError if it takes too much processor time."""
         used_s = 0.0
         while True:
             start = self.cpu_clock()
@@ -350,8 +350,8 @@ def merged(
     direct: list[Appended] | Pending[list[Appended]],
     prepared: Sequence[tuple[Sequence[int], list[Appended] | Hold[list[Appended]]]],
 ) -> list[Appended] | Hold[list[Appended]]:
-    """The results of one request whose appends to some partitions had to be prepared: `prepared` has their places among
-    the results, and what became of them."""
+    """The results of a request with appends that had to be prepared: `prepared` has their positions among the results and
+    their outcomes."""
 
     def put(parts: list[list[Appended]]) -> list[Appended]:
         results, *others = parts

@@ -1,9 +1,9 @@
 """Reading many partitions in one request, and waiting until there is enough to read.
 
-A read that finds fewer than `min_bytes` waits at each of its partitions (`_Wait`). An append wakes just those that wait at
-its own partition, and a read that is woken looks again at the partitions that something came to; nothing scans. Data that is
-not in memory is fetched by a reader thread first, so that the loop never waits for the disk. A read of thousands of
-partitions, and reads that are woken together, work in slices.
+A read that finds fewer than `min_bytes` waits for each of its partitions (`_Wait`). An append wakes only the reads that wait
+for its partition, and a woken read checks only the partitions with new records; nothing scans. A reader thread first loads
+data that is not in memory, so that the loop never waits for the disk. Reads of thousands of partitions, and reads that are
+woken together, run in slices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ at most."""
 WARM_BYTES = 128 * 1024
 """What a reader thread fetches at once: the kernel's usual readahead."""
 PARTITIONS_AT_ONCE = 256
-"""Reads of so many partitions are looked at in one go; more are looked at in slices."""
+"""Reads of up to this many partitions are performed at once; larger ones in slices."""
 _PAUSE_PARTITIONS = 16
 _PARKED_AT_ONCE = 256
 
@@ -78,7 +78,7 @@ class Reads:
     def read_in_slices(
         self, reads: Sequence[Read], max_bytes: int, min_bytes: int, max_wait_ms: int, isolation: int
     ) -> Work[list[ReadResult]]:
-        """The same as work."""
+        """As `read`, in slices."""
         return self._read(reads, max_bytes, min(min_bytes, max_bytes), max_wait_ms, isolation, None)
 
     def _read(
@@ -90,7 +90,7 @@ class Reads:
         isolation: int,
         wait: _Wait | None,
     ) -> Work[list[ReadResult]]:
-        """Look, and wait until there is enough; with a `wait`, a look has just found too little."""
+        """Read, and wait until there is enough. With a `wait`, a read has just found too little."""
         try:
             while True:
                 if wait is not None:
@@ -110,7 +110,7 @@ class Reads:
                         self._park(wait, read, at)
                         if at % _PARKED_AT_ONCE == _PARKED_AT_ONCE - 1:
                             yield None
-                    wait.looks_again()  # something may have come before it was parked
+                    wait.looks_again()  # records may have been appended before it was parked
                 wait.sizes = _sizes(results)
         finally:
             if wait is not None:
@@ -129,7 +129,7 @@ class Reads:
     def _is_enough(
         self, wait: _Wait, reads: Sequence[Read], max_bytes: int, min_bytes: int, isolation: int
     ) -> Work[bool]:
-        """Whether what came may make the answer: looks at nothing but the partitions that it came to."""
+        """Whether the new records may complete the answer. Checks only the partitions that have some."""
         came, wait.came = wait.came, {}
         if min_bytes <= 1:
             return True
@@ -165,7 +165,7 @@ class Reads:
     def _look_in_slices(
         self, reads: Sequence[Read], max_bytes: int, isolation: int
     ) -> Work[tuple[list[ReadResult], int, bool]]:
-        """The same with pauses, and with what has to be fetched from the disk."""
+        """The same with pauses, loading data from disk where needed."""
         results: list[ReadResult] = []
         size = 0
         final = not reads
@@ -187,7 +187,7 @@ class Reads:
             try:
                 return self.look_at(read, budget, isolation, one_batch=one_batch)
             except Cold as cold:
-                if not isinstance(cold, Rebuilding):  # which always comes to an end
+                if not isinstance(cold, Rebuilding):  # which always terminates
                     tries += 1
                 warmed: Pending[None] = Pending()
                 self.warm(cold, partial(warmed.complete, None))
@@ -235,15 +235,15 @@ def _sizes(results: Sequence[ReadResult]) -> list[int]:
 
 
 class _Wait:
-    """Where a read waits, and what came meanwhile."""
+    """The partitions that a read waits for, and those with new records."""
 
     __slots__ = ("_pending", "_sizes", "came", "is_up", "places", "size", "timer")
 
     def __init__(self) -> None:
         self.places: dict[Partition, list[int]] = {}
-        """Which reads are of a partition."""
+        """The reads of each partition."""
         self.came: dict[Partition, None] = {}
-        """Partitions whose high watermark moved, or that went away."""
+        """Partitions whose high watermark moved, or that were deleted."""
         self.is_up = False
         self.timer: asyncio.TimerHandle | None = None
         self._pending: Pending[None] | None = None
@@ -251,7 +251,7 @@ class _Wait:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes that each read found last."""
+        """Bytes that each partition's last read found."""
         return self._sizes
 
     @sizes.setter
@@ -268,7 +268,7 @@ class _Wait:
             places.append(at)
 
     def next(self) -> Pending[None]:
-        """Completes when something has come, or the time is up."""
+        """Completes when a partition has new records or the time is up."""
         pending: Pending[None] = Pending()
         if self.came or self.is_up:
             pending.complete(None)
@@ -281,7 +281,7 @@ class _Wait:
         self._wake()
 
     def looks_again(self) -> None:
-        """Treat every partition as one that something came to."""
+        """Treat every partition as one with new records."""
         self.came.update(dict.fromkeys(self.places))
 
     def time_is_up(self) -> None:

@@ -1,9 +1,9 @@
 """Records one at a time, for dialects that read single records: a bounded cache of unpacked batches.
 
 A batch is fetched, checked and unpacked once. The records of a small one are decoded together and kept. Of a large one they
-are decoded when they are read and not kept: what is kept beside the bytes is where each 64th record begins. These marks are
-set as readers get there, because a walk over a million records takes a tenth of a second: a reader that wants to go far has
-to `seek` first, in slices. Unpacking a large batch happens on a thread.
+are decoded when they are read and not kept; besides the bytes, only the start of every 64th record is kept. These marks are
+set as readers advance, because a walk over a million records takes a tenth of a second: a reader that skips far ahead has to
+`seek` first, in slices. A large batch is unpacked on a thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH_OVERHEAD_BYTES = 600
 """What a batch costs besides its records."""
 DECODED_RECORD_BYTES = 300
 DECODED_HEADER_BYTES = 200
-"""What a decoded record and a header cost, where they are kept decoded."""
+"""Memory of a decoded record and a decoded header."""
 DECODED_RECORDS_MAX = 64
 """Of a batch with no more, all records are decoded at the first read of one: about what four reads alone would cost."""
 DECODED_HEADERS_MAX = 1_000
@@ -31,14 +31,14 @@ DECODED_HEADERS_MAX = 1_000
 MARK_RECORDS = 64
 """Records between two marks."""
 _MARKS_AT_ONCE = 16
-"""Marks that are set between two pauses: about a tenth of a millisecond."""
+"""Marks set between two pauses: about a tenth of a millisecond."""
 _SEEK_MARKS_MAX = 4 * _MARKS_AT_ONCE
-"""Marks that a read sets by itself."""
+"""Marks that a read sets by itself, without `seek`."""
 _offset_of = attrgetter("offset")
 
 
 class Far(Exception):
-    """The records at this offset are far behind those that were read before: `seek` first."""
+    """The offset is far beyond the records read so far: `seek` first."""
 
     def __init__(self, offset: int, size: int) -> None:
         super().__init__(offset, size)
@@ -69,7 +69,7 @@ class DecodedBatch:
     )
 
     def __init__(self, batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> None:
-        """`limit_bytes` bounds what it unpacks to; raises BatchTooLarge beyond it."""
+        """`limit_bytes` bounds the unpacked size; raises BatchTooLarge if it is exceeded."""
         if not batch.crc_is_right():
             raise BatchError(f"the batch at offset {batch.base_offset} is not what was written: its checksum differs")
         self.base_offset = batch.base_offset
@@ -82,22 +82,22 @@ class DecodedBatch:
         self._data = unpacked(batch, limit_bytes)
         self.header = Batch.of_header(memoryview(bytes(batch.view[:HEADER_BYTES])))
         self._whole: list[Record] | None = None
-        """All records, of a small batch."""
+        """All records of a small batch."""
         self._has_many_headers = False
         count = batch.count
         self._dense = count == batch.last_offset_delta + 1
-        """Log cleaning took none: the offset of a record says where it is."""
+        """Whether log cleaning removed no records, so that an offset gives the position of its record."""
         self._marks = array("I", (0,))
-        """Where each 64th record begins, as far as readers came."""
+        """Start of every 64th record, as far as readers have advanced."""
         self._mark_offsets = array("q")
-        """The offsets of these records, unless they are dense."""
+        """The offsets of the marked records, unless the batch is dense."""
         self.cost_bytes = BATCH_OVERHEAD_BYTES + len(self._data)
         if count <= DECODED_RECORDS_MAX:
             self.cost_bytes += DECODED_RECORD_BYTES * count
         else:
             self.cost_bytes += (4 if self._dense else 12) * (count // MARK_RECORDS + 1)
         self.charged_bytes = 0
-        """What the cache has counted for it."""
+        """Bytes that the cache has counted for the batch."""
 
     @property
     def size(self) -> int:
@@ -105,7 +105,7 @@ class DecodedBatch:
         return len(self._data)
 
     def record_at(self, offset: int) -> Record | None:
-        """The record with that offset, or the next one; None behind the last. Raises Far."""
+        """The record with that offset, or the next one; None after the last. Raises Far."""
         if self._dense and self._whole is not None:
             return self._whole[max(0, offset - self.base_offset)] if offset <= self.last_offset else None
         return next(self.from_offset(offset), None)
@@ -138,7 +138,7 @@ class DecodedBatch:
                 yield
 
     def _decode_whole(self) -> list[Record] | None:
-        """All records of a small batch; None when they have too many headers to be kept."""
+        """All records of a small batch; None if they have too many headers to be kept."""
         records: list[Record] = []
         headers = 0
         for record in records_from(self.header, self._data):
@@ -152,7 +152,7 @@ class DecodedBatch:
         return records
 
     def _reaches(self, offset: int) -> bool:
-        """The last mark before that offset is set."""
+        """Whether the last mark before that offset is set."""
         marks = len(self._marks)
         if marks * MARK_RECORDS >= self.header.count:
             return True
@@ -225,7 +225,7 @@ class RecordCache:
         self._by_age.append((segment, batch))
 
     def _charge(self, batch: DecodedBatch) -> None:
-        """Count what a batch costs now: its records may have been decoded since."""
+        """Update the counted size of a batch: its records may have been decoded since."""
         self._bytes += batch.cost_bytes - batch.charged_bytes
         batch.charged_bytes = batch.cost_bytes
         while self._bytes > self._bytes_max and self._by_age:

@@ -1,10 +1,10 @@
 """Reading records instead of batches, for dialects that hand out records: committed ones only, through the cache.
 
-Nothing here waits on the loop. A batch that is not in memory is fetched on a reader thread; one that is large, or unpacks to
-much, is read and unpacked on a thread for that, within the bounds of `Unpacking`. A read of many records or headers goes on
-in slices, and its answer ends at READ_OBJECTS_MAX of them.
+Nothing here blocks the loop. A reader thread loads a batch that is not in memory. Another thread reads and unpacks a batch
+that is large, or unpacks to a large size, within the bounds of `Unpacking`. A read of many records or headers continues in
+slices, and its answer ends at READ_OBJECTS_MAX of them.
 
-A read that would stop at the high watermark before its own limit, while records behind it are being flushed, waits for that
+A read that would stop at the high watermark before its own limit, while later records are being flushed, waits for that
 flush, once. No answer has records that were appended after its request, unless the caller asked to wait for them at the end
 of the log.
 
@@ -47,11 +47,11 @@ logger = logging.getLogger(__name__)
 UNPACK_ON_LOOP_BYTES_MAX = 32 * 1024
 """Larger compressed batches are unpacked on a thread: about a tenth of a millisecond each."""
 UNPACKED_ON_LOOP_BYTES_MAX = 256 * 1024
-"""What the compressed batches of one read of the log may unpack to on the loop: less than a millisecond."""
+"""Total unpacked size of the compressed batches that one read unpacks on the loop: less than a millisecond."""
 OBJECTS_AT_ONCE = 2_000
-"""Records and headers that a read collects before others get their turn: about three milliseconds."""
+"""Records and headers that a read collects before other work runs: about three milliseconds."""
 BATCH_OBJECTS = 8
-"""What a look at a batch counts, though its records may be hidden."""
+"""Objects that visiting a batch counts as, even if its records are hidden."""
 READ_ON_LOOP_BYTES_MAX = 1024 * 1024
 """Larger plain batches are read and checked on a thread: about a third of a millisecond each."""
 SPAN_BYTES = 16 * 1024
@@ -61,7 +61,7 @@ AT_HAND_BYTES_MAX = 2 * 1024
 
 
 class _SoFar(NamedTuple):
-    """What a read has found when it has to wait for a thread or for its turn, and goes on from there."""
+    """The records found so far by a read that waits for a thread or for its turn, and where it continues."""
 
     records: Sequence[Record]
     size: int
@@ -90,7 +90,7 @@ class _Slow(Exception):
 
 
 class _Pause(Exception):
-    """The read has taken long, and goes on when others had their turn."""
+    """The read has used its time and continues after other work."""
 
     def __init__(self, so_far: _SoFar) -> None:
         self.so_far = so_far
@@ -211,7 +211,7 @@ class RecordReads:
             if first is None:
                 return None
             if max_records == 1 or _weight(first, keys) >= max_bytes:
-                # made without the keywords of a NamedTuple, which take longer than all the rest of this
+                # without keyword arguments, which would take longer than the rest of this call
                 return tuple.__new__(RecordsRead, (NO_FAULT, (first,), first.offset + 1, start, end, (), ""))
             records: list[Record] = []
             size = 0
@@ -458,7 +458,7 @@ class RecordReads:
         self._loading.unpack(segment, position, header.size, max(wanted.offset, so_far.at), ended)
 
     def _seek(self, far: Far, answer: Pending[RecordsRead], partition: Partition, wanted: _Wanted) -> None:
-        """Go on when the marks of a batch are set."""
+        """Continue once the marks of a batch are set."""
         log = partition.log
         assert log is not None, "a batch was found in it"
 
@@ -514,7 +514,7 @@ def _weight(record: Record, keys: bool) -> int:
 
 
 def objects_of(records: Sequence[Record]) -> int:
-    """Records and their headers."""
+    """Number of records and their headers."""
     return sum(1 + len(record.headers) for record in records)
 
 

@@ -48,7 +48,7 @@ def made_of_run(
     timestamp_ms: int,
     now_ms: int,
 ) -> Sequence[bytearray] | RunAppended:
-    """The batches for a run, which keep nothing of its buffers, or why the topic does not take it."""
+    """The batches for a run, which do not refer to its buffers, or why the topic refuses it."""
     if timestamp_ms <= 0:
         timestamp_ms = now_ms
     if partition.compacts and (keys is None or any(key is None for key in keys)):

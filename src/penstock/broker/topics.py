@@ -2,11 +2,11 @@
 
 The order is what makes it crash-safe. Creating: folders, then the catalogue, then visible. Deleting: out of the catalogue,
 out of sight, then the folders go to the trash. A crash in between leaves a folder that the catalogue does not name (it is
-replaced when the name comes back) and never a topic without its folders. Without any room for a new catalogue, a topic is
-deleted by a rename (`_mark_deleted`).
+replaced when the name comes back) and never a topic without its folders. If the disk has no space for a new catalogue, a
+topic is deleted by a rename (`_mark_deleted`).
 
-One request may be about thousands of topics, so every loop on the event loop pauses (`Pauses`); the lock keeps other changes
-out meanwhile, and what others see changes in one step.
+One request may name thousands of topics, so every loop here pauses (`Pauses`). The lock keeps other changes out meanwhile,
+and the visible state changes in one step.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Topics:
             directory.refuse_lost_catalogue(catalogue.FILE_NAME)
         self._entries = self._without_deleted(internal_topics.repair_configs(catalogue.decode(saved)))
         self._saved = catalogue.encode(self._entries)
-        """The catalogue as it is on disk, or as it is owed (`Disk.owe`)."""
+        """The catalogue as stored on disk, or as owed (`Disk.owe`)."""
         self._names_by_id = {entry.id.bytes: entry.name for entry in self._entries.values()}
         self._sorted_names: list[str] = sorted(self._entries)
         self.partition_count = sum(entry.partitions for entry in self._entries.values())
@@ -72,10 +72,10 @@ class Topics:
         self._lock = asyncio.Lock()
         self.version = 0
         self.on_change: Callable[[Iterable[TopicEntry], Collection[str]], Awaitable[None]] | None = None
-        """Told of the entries that are new or changed, and of the names that are gone."""
+        """Called with the new or changed entries and the names of deleted topics."""
 
     def _without_deleted(self, entries: dict[TopicName, TopicEntry]) -> dict[TopicName, TopicEntry]:
-        """At start: complete deletions that found no room for a new catalogue (`_mark_deleted`)."""
+        """Complete deletions whose catalogue could not be written, at start (`_mark_deleted`)."""
         deleted = self._directory.marked_deleted()
         if not deleted:
             return entries
@@ -92,7 +92,7 @@ class Topics:
         return self._entries.get(TopicName(name))
 
     def names(self) -> Sequence[str]:
-        """Sorted; a list that does not change any more."""
+        """Sorted; the returned list never changes."""
         return self._sorted_names
 
     def entries(self) -> list[TopicEntry]:
@@ -109,7 +109,7 @@ class Topics:
         return config
 
     def existing(self) -> Collection[str]:
-        """The names of all topics, in no order, as they are at any time."""
+        """A live view of the names of all topics, in no particular order."""
         return self._entries.keys()
 
     # ------------------------------------------------------------------------------------------------ changing
@@ -211,8 +211,8 @@ class Topics:
         return logs
 
     def _unmake(self, entries: Iterable[TopicEntry]) -> None:
-        """Remove what was made of partitions that could not be saved: where there is no room, it takes some. If the
-        catalogue could not be restored either, it may name them, and they keep their folders. Runs off the loop."""
+        """Remove the folders of partitions whose creation could not be saved, because they take disk space. They are kept if
+        the catalogue could not be restored either and may list the partitions. Runs off the loop."""
         if not self._is_as_saved():
             return
         names = []
@@ -222,7 +222,7 @@ class Topics:
         try:
             self._directory.discard(names)
         except OSError as error:
-            logger.error("folders of topics that could not be created cannot be removed: %s", error)
+            logger.error("cannot remove the folders of topics that were not created: %s", error)
 
     async def delete(self, names: Sequence[str]) -> list[TopicResult]:
         async with self._lock:
@@ -266,12 +266,12 @@ class Topics:
             return results
 
     async def _mark_deleted(self, gone: dict[TopicName, TopicEntry], error: OSError) -> dict[TopicName, TopicEntry]:
-        """Delete topics though the catalogue cannot be saved: those of `gone` that could be.
+        """Delete topics although the catalogue cannot be saved. Returns the topics of `gone` that were deleted.
 
-        Where the disk has no room for a new catalogue, one folder of each topic is renamed to a mark that the next start
-        looks for. The rename is the moment of the deletion: a crash before it leaves the topic, and a crash after it leaves
-        a catalogue with a topic that the next start removes. The catalogue is owed, and is written with the room that
-        the topics give.
+        If the disk has no space for a new catalogue, one folder of each topic is renamed to a mark that the next start
+        recognizes. The rename is the moment of deletion: a crash before it leaves the topic, and a crash after it leaves a
+        catalogue with a topic that the next start removes. The catalogue is owed, and is written into the space that the
+        topics free.
         """
         if error.errno not in FULL or not self._directory.disk.may_owe:
             return {}
@@ -282,7 +282,7 @@ class Topics:
                 if await self._off_loop(mark):
                     marked[name] = entry
             except OSError as failed:
-                logger.error("topic %s could not be deleted: %s", name, failed)
+                logger.error("cannot delete topic %s: %s", name, failed)
         if marked:
             left = await self._encoded({name: entry for name, entry in self._entries.items() if name not in marked})
             await self._off_loop(lambda: self._directory.owe_state(catalogue.FILE_NAME, left))
@@ -293,7 +293,7 @@ class Topics:
         try:
             self._directory.empty_deleted()
         except OSError as error:
-            logger.error("the catalogue without deleted topics cannot be saved yet, will be retried: %s", error)
+            logger.error("cannot save the catalogue without the deleted topics, will be retried: %s", error)
         if self._directory.reserve is not None:
             self._directory.reserve.restore()
 
@@ -400,7 +400,7 @@ class Topics:
             return results
 
     async def _save(self, entries: dict[TopicName, TopicEntry]) -> None:
-        """Make the catalogue safe on disk as it will be."""
+        """Store the new catalogue on disk."""
         payload = await self._encoded(entries)
         await self._off_loop(lambda: self._write(payload))
 
@@ -415,7 +415,7 @@ class Topics:
         return b"".join(parts)
 
     async def _show(self, changed: Collection[TopicEntry], gone: Mapping[TopicName, TopicEntry]) -> None:
-        """Let others see what was saved: all of it at once."""
+        """Make the saved changes visible, all at once."""
         pauses = Pauses()
         entries = dict(self._entries)
         partition_count = self.partition_count
@@ -445,7 +445,7 @@ class Topics:
             await self.on_change(changed, gone)
 
     def _write(self, payload: bytes) -> None:
-        """Write the catalogue; after an error the file is as it was. Runs off the loop."""
+        """Write the catalogue. After an error the file is unchanged. Runs off the loop."""
         try:
             self._directory.write_state(catalogue.FILE_NAME, payload)
         except OSError:
@@ -461,7 +461,7 @@ class Topics:
         self._saved = payload
 
     def _is_as_saved(self) -> bool:
-        """Whether the next start would find the catalogue that was saved last. Runs off the loop."""
+        """Whether the next start would read the last saved catalogue. Runs off the loop."""
         try:
             found = self._directory.read_state(catalogue.FILE_NAME)
         except StartError:
@@ -473,7 +473,7 @@ class Topics:
         if not names:
             return results
         some = ", ".join(sorted(names)[:10])
-        if error.errno in FULL:  # clients try again and again
+        if error.errno in FULL:  # clients retry many times
             self._directory.disk.refusals.note(f"the catalogue ({some})", str(error))
         else:
             logger.error("change of %s could not be saved: %s", some, error)

@@ -3,9 +3,9 @@
 Once a transaction is open on a partition, its batches take the plain way. The first batch of one has to wait: for the
 coordinator's word that the partition was added (older clients add it themselves), or for the coordinator to add it
 (transaction version 2). Its bytes are copied, because the receive buffer is only borrowed, and what the same producer
-sends meanwhile waits behind it, so that sequences stay in order. Thousands of batches are appended in slices, from the
-receive buffer, which is left to them. A batch that has to be looked into (`Preparing`) is in the log only
-when its hold is answered, so what is behind it waits for that too.
+sends meanwhile waits behind it, so that sequences stay in order. Thousands of batches are appended in slices from the
+receive buffer, which they keep. A batch whose records have to be checked (`Preparing`) is in the log only when its hold is
+answered, so later batches wait for that, too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Waiting(NamedTuple):
 
 
 class _Long(NamedTuple):
-    """Appends in slices: what is behind them waits until the last is in the log."""
+    """Appends in slices: later requests wait until the last of them is in the log."""
 
     turn: Pending[None]
 
@@ -94,7 +94,7 @@ class TransactionalAppends:
     def append_in_slices(
         self, transactional_id: str, appends: Sequence[Append], acks: int, *, adds_partitions: bool
     ) -> Work[Results | Pending[Results]]:
-        """The same for any number of appends, whose bytes are borrowed until this is done."""
+        """As `append`, for any number of appends, whose bytes are borrowed until the work is done."""
         long = _Long(Pending())
         queue = self._queues.get(transactional_id)
         if queue is None:
@@ -169,7 +169,7 @@ class TransactionalAppends:
             self._go_on(transactional_id)
 
     def _settle(self, transactional_id: str, waiting: _Waiting, appended: Results | Pending[Results]) -> bool:
-        """Answer the first in the queue; False if those behind it go on only when it is answered."""
+        """Answer the first append in the queue. False if later ones must wait for its answer."""
         if not isinstance(appended, Hold) or appended.done:
             settle(waiting.answer, appended)
             return True
@@ -197,7 +197,7 @@ class TransactionalAppends:
         try:
             batch = Batch(records)
         except BatchError:
-            return  # the append says what is wrong with it
+            return  # the append reports what is wrong with it
         if partition.producers.needs_verification(batch):
             identity = Identity(batch.producer_id, batch.producer_epoch)
             strangers.setdefault(identity, set()).add(TopicPartition(TopicName(topic), index))
@@ -226,7 +226,7 @@ class TransactionalAppends:
         result: PartitionsResult | Fault,
         adds_partitions: bool,
     ) -> Appended | None:
-        """Let the transaction begin on the partitions that the coordinator knows; why not, if it may not."""
+        """Start the transaction on the partitions that the coordinator knows. Returns why it cannot start, or None."""
         fault = result if isinstance(result, Fault) else result.fault
         if fault is not Fault.NONE:
             return Appended(_told_to_producers(fault, adds_partitions))

@@ -47,7 +47,7 @@ MARKER_RETRY_S = 0.5
 LISTED_AT_ONCE = 500
 """Transactions that one command lists: about a millisecond."""
 STORES_NOTHING = (DescribeTransaction, ListTransactions, VerifyPartitions)
-"""Commands that are carried out though there is no room to store anything."""
+"""Commands that are executed even if nothing can be stored."""
 
 FindPartition = Callable[[str, int], Partition | None]
 
@@ -62,10 +62,10 @@ class MarkerWriter:
         self.pauses = SharedPauses()
 
     def write_for_client(self, markers: WriteMarkers, partition_id: TopicPartition) -> Fault | Pending[Fault]:
-        """One marker of an administrator, for a producer that wrote to the partition.
+        """Append one marker of an administrator, for a producer that wrote to the partition.
 
-        The coordinators are in this broker, so no client speaks for one. The epoch of a producer is not raised: that
-        would fence the producer, and its coordinator, for good."""
+        The coordinators are in this broker, so no client can act for one. The epoch of a producer is not raised: that would
+        fence the producer and its coordinator permanently."""
         partition = self._find(partition_id.topic, partition_id.partition)
         if partition is None:
             return Fault.UNKNOWN_TOPIC_OR_PARTITION
@@ -211,7 +211,7 @@ class Transactions(Shards[TransactionShard]):
         )
 
     def write_markers_in_slices(self, markers: WriteMarkers) -> Work[dict[TopicPartition, Fault | Pending[Fault]]]:
-        """WriteTxnMarkers from an admin tool: what becomes of the marker of each partition."""
+        """Execute WriteTxnMarkers of an admin tool. Returns the outcome for each partition."""
         written: dict[TopicPartition, Fault | Pending[Fault]] = {}
         for place in sorted(markers.partitions):
             written[place] = self._markers.write_for_client(markers, place)
@@ -219,7 +219,7 @@ class Transactions(Shards[TransactionShard]):
         return written
 
     def list_in_slices(self, command: ListTransactions) -> Work[TransactionList | Fault]:
-        """All transactions that fit, some hundred at a time."""
+        """All matching transactions, listed a few hundred at a time."""
         unknown = command.unknown_statuses
         known = command.statuses & TITLES
         found: list[tuple[str, TransactionState]] = []

@@ -1,9 +1,9 @@
-"""Decompression beside the event loop: on threads of its own, counted before memory is taken.
+"""Decompression on separate threads, counted before memory is allocated.
 
-What a batch unpacks to is known only when it is unpacked, so the most that it can be is counted first: what its codec can
-make of its size, and no more than the broker unpacks of such a batch. The rest is given back when the real size is known.
+The unpacked size of a batch is known only afterwards, so its maximum is counted first: what its codec can produce from its
+size, and no more than the broker's limit for such a batch. The rest is given back when the real size is known.
 
-The threads run C code that releases the interpreter (records/compression.py). They get bytes and a limit, nothing else.
+The threads run C code that releases the interpreter lock (records/compression.py). They get only bytes and a limit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from penstock.records.walk import unpacked_bytes_max
 T = TypeVar("T")
 
 THREADS = 2
-"""More would only compete with the event loop."""
+"""More threads would only compete with the event loop."""
 
 
 class Unpacked:
-    """What a batch unpacked to; `release` it when it is no longer needed."""
+    """The unpacked bytes of a batch; call `release` when they are no longer needed."""
 
     __slots__ = ("_account", "_counted", "data")
 
@@ -45,7 +45,7 @@ class Unpacked:
 
 
 class Unpacking:
-    """One per engine. `in_slices` runs work that waits for it, and goes on with what was unpacked."""
+    """One per engine. `in_slices` runs the work that waits for unpacked data and continues with it."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, in_slices: Callable[..., Any], bytes_max: int = UNPACKED_BYTES_MAX
@@ -58,11 +58,11 @@ class Unpacking:
         self.account = Account(bytes_max, loop.call_soon)
 
     def unpacked(self, batch: Batch) -> Work[Unpacked]:
-        """The records of a compressed batch whose bytes stay as they are. Raises BatchError."""
+        """The records of a compressed batch. Its bytes must not change meanwhile. Raises BatchError."""
         return self.decompressed(batch.compression, batch.payload(), unpacked_bytes_max(batch.size))
 
     def decompressed(self, codec: int, data: memoryview, limit_bytes: int) -> Work[Unpacked]:
-        """What `data` holds, if that is at most `limit_bytes`. Raises BatchError. The work must not be dropped."""
+        """The decompressed `data`, up to `limit_bytes`. Raises BatchError. The work must not be dropped."""
         counted = min(limit_bytes, len(data) * EXPANSION_MAX[codec])
         yield self.account.take(counted)
         result = yield self.in_thread(lambda: decompress(codec, data, limit_bytes))
@@ -72,10 +72,10 @@ class Unpacking:
         return Unpacked(self.account, counted, result)
 
     def in_thread(self, work: Callable[[], T]) -> Pending[T | Exception]:
-        """Run C code in a thread; its result, or the exception that it raised."""
+        """Run C code in a thread. Returns its result or the exception that it raised."""
         done: Pending[T | Exception] = Pending()
         if self._stopped:
-            done.complete(BatchError("the broker stops"))
+            done.complete(BatchError("the broker is stopping"))
             return done
 
         def finish(future: Future[T]) -> None:
@@ -93,6 +93,6 @@ class Unpacking:
         return done
 
     def stop(self) -> None:
-        """Begin nothing new; what is under way ends unheard."""
+        """Start nothing new. The results of running work are discarded."""
         self._stopped = True
         self._threads.shutdown(wait=False, cancel_futures=True)
