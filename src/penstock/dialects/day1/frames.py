@@ -61,14 +61,14 @@ class Produce(NamedTuple):
 
 
 class LargeProduce(NamedTuple):
-    """A produce of so many records that they are read in slices."""
+    """A produce with many records, which are read in slices."""
 
     topic: str
     partition: int
     record_count: int
     payload: Bytes
     start: int
-    """Where the first record begins."""
+    """Start of the first record."""
 
 
 class Fetch(NamedTuple):
@@ -87,7 +87,7 @@ class Malformed(NamedTuple):
 Request = Produce | LargeProduce | Fetch | Malformed
 
 READ_AT_ONCE = 1_000
-"""Records of a produce that are read in one go."""
+"""Records of a produce that are read without a pause."""
 
 UNEXPECTED_EOF = Malformed("invalid request: unexpected EOF")
 
@@ -124,7 +124,7 @@ def _read_produce(payload: Bytes) -> Produce | LargeProduce | Malformed:
 
 
 def _read_records(payload: Bytes, at: int, count: int, keys: list[Bytes], values: list[Bytes]) -> int:
-    """Read so many records from `at` on; where they end, or -1 when the payload is too short for them."""
+    """Read `count` records from `at` on. Returns their end, or -1 if the payload is too short."""
     end = len(payload)
     for _ in range(count):
         key_end = at + _U16.size + _U16.unpack_from(payload, at)[0]

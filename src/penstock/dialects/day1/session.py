@@ -365,7 +365,7 @@ def _items(
     records: Sequence[Record | LargeRecord], size: int, max_bytes: int, room: int
 ) -> tuple[list[Chunk], int, int] | bytes:
     """The records that fit after items of `size` bytes: their items, their number and the size of all items; an error if
-    there are none and the first fits no answer."""
+    there are none and the first is too large for any answer."""
     parts: list[Chunk] = []
     count = 0
     for record in records:

@@ -209,7 +209,7 @@ class FluxGoSession:
         if group is None or not _is_topic_name(request.topic):
             return Fault.INVALID_REQUEST
         if not self._service.engine.groups.shards:
-            return FetchResult(NO_FAULT)  # nobody ever committed anything
+            return FetchResult(NO_FAULT)  # no offsets have ever been committed
         command = FetchOffsets(group, {request.topic: (request.partition,)})
         return self._ask(lambda: self._service.engine.groups.ask(group, command))
 

@@ -47,7 +47,7 @@ _COMPRESSION_OFFSET = 12
 _NO_HEADERS = bytes(4)
 BATCHES_AT_ONCE = 100
 PLACES_AT_ONCE = 1_000
-"""Answers to batches, and places of messages, that are made between two pauses."""
+"""Answers to batches, and places of messages, that are encoded between two pauses."""
 
 
 class ApiKey(enum.IntEnum):
@@ -323,7 +323,7 @@ def _placed_answer(run: ProduceRun, placed: Placed) -> bytes:
 
 
 def places_in_slices(outcome: Outcome, count: int) -> Work[bytes]:
-    """As `places`, for many messages. Raises BrokerError when something went wrong with one."""
+    """As `places`, for many messages. Raises BrokerError if one of them failed."""
     rows = [U32.pack(count)]
     for start in range(0, count, PLACES_AT_ONCE):
         size = min(PLACES_AT_ONCE, count - start)

@@ -56,7 +56,7 @@ def read_batch(reader: Reader, limit_bytes: int) -> list[Message]:
 
 
 def open_batch(reader: Reader) -> tuple[Codec, bytes]:
-    """What the messages of a produced batch are compressed with, and their bytes."""
+    """The codec of the messages of a produced batch, and their bytes."""
     reader.i64()
     reader.i32()
     kind = reader.u8()
@@ -68,17 +68,17 @@ def open_batch(reader: Reader) -> tuple[Codec, bytes]:
 
 
 def unpacked_messages(data: bytes) -> list[Message]:
-    """The messages of a compressed batch, which are small to send and long to read."""
+    """The messages of a compressed batch, within a limit: they are cheap to send and slow to read."""
     return messages_of(data, UNPACKED_OBJECTS_MAX)
 
 
 def messages_of(data: bytes, objects_max: int | None = None) -> list[Message]:
-    """The messages that lie there one after the other, with no more of them and their headers than that."""
+    """The messages in `data`, with at most `objects_max` messages and headers in total."""
     return at_once(messages_in_slices(data, objects_max))
 
 
 def messages_in_slices(data: bytes, objects_max: int | None = None) -> Work[list[Message]]:
-    """As `messages_of`."""
+    """As `messages_of`, in slices."""
     messages: list[Message] = []
     objects = 0
     inside = Reader(data)
@@ -136,7 +136,7 @@ def message_of(record: Record) -> bytes:
 def batches_of(
     records: Sequence[Record], bytes_max: int, frame_bytes_max: int, lead_bytes: int = 0
 ) -> tuple[list[bytes], int]:
-    """As `batches_in_slices`, at once."""
+    """As `batches_in_slices`, without pauses."""
     return at_once(batches_in_slices(records, bytes_max, frame_bytes_max, lead_bytes))
 
 

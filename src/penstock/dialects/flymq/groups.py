@@ -54,7 +54,7 @@ CLIENT_ID = "flymq"
 NO_LEADER_EPOCH = -1
 NO_OFFSET = -1
 ROWS_AT_ONCE = 200
-"""Rows that are made between two pauses."""
+"""Rows encoded between two pauses."""
 
 Shares = dict[str, dict[str, frozenset[int]]]
 STRATEGIES: Mapping[str, Callable[[Mapping[str, Subscriber[str]], Mapping[str, int]], Shares]] = {

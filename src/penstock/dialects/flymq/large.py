@@ -1,4 +1,4 @@
-"""Produces by API key that take long: batches of many messages, read, placed and answered in slices."""
+"""Large produces by API key: batches of many messages, read, placed and answered in slices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.dialects.flymq.session import FlyMQSession
 
 LARGE_BYTES = 16 * 1024
-"""Batches of more bytes are read in slices: they may have hundreds of messages."""
+"""Size above which batches are read in slices: they may have hundreds of messages."""
 _COLUMNS_AT_ONCE = 2_000
 
 

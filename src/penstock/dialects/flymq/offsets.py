@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 NO_LEADER_EPOCH = -1
 ASKED_AT_ONCE = 200
-"""Offsets that one command looks up, commits or drops: about a millisecond."""
+"""Offsets that one command looks up, commits or deletes: about a millisecond."""
 PAIRS_AT_ONCE = 1_000
-"""Subscribed pairs that are looked through between two pauses."""
+"""Subscribed pairs searched between two pauses."""
 
 
 def commit(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
@@ -109,7 +109,7 @@ def _committed(offsets: Mapping[int, FetchedOffset], partition: int) -> int:
 def _offsets_of(
     service: FlyMQService, topic: str, group: str, partition: int | None = None
 ) -> Work[Mapping[int, FetchedOffset]]:
-    """The offsets of a pair by partition: all, or the one asked for. The pair has to be known."""
+    """The offsets of a pair by partition: all, or the requested one. The pair must exist."""
     offsets = (yield from fetched(service, group, topic, partition)).get(topic, {})
     if not offsets and not service.subscribers(topic, group):
         raise BrokerError(Fault.GROUP_ID_NOT_FOUND, f"consumer group not found: {topic}:{group}")
@@ -119,7 +119,7 @@ def _offsets_of(
 def fetched(
     service: FlyMQService, group: str, topic: str | None = None, partition: int | None = None
 ) -> Work[dict[str, dict[int, FetchedOffset]]]:
-    """What the group has committed, of all topics or of one. Of one partition, if it has an offset, no other is given."""
+    """The committed offsets of the group, of all topics or of one; only that of the given partition, if it has an offset."""
     groups = service.engine.groups
     if not groups.shards:
         yield groups.ensure()
@@ -141,7 +141,7 @@ def fetched(
 
 
 def parts_of(places: Mapping[str, Sequence[int]]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """The places in parts that one command may ask for; one part at least."""
+    """The partitions in parts for one command each; at least one part."""
     part: dict[str, tuple[int, ...]] = {}
     room = ASKED_AT_ONCE
     for topic, partitions in places.items():
@@ -188,7 +188,7 @@ def describe_group(service: FlyMQService, session: FlyMQSession, reader: Reader)
 def _describe(
     service: FlyMQService, group: str, subscribed: Collection[str], only: str | None, rows: Rows
 ) -> Work[None]:
-    """Add a row for each topic of the group, or for the one asked for."""
+    """Add a row for each topic of the group, or for the requested one."""
     found = yield from fetched(service, group, only)
     asked = service.engine.groups.ask(group, DescribeGroup(group))
     described = (yield asked) if isinstance(asked, Pending) else asked

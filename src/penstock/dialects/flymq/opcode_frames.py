@@ -71,7 +71,7 @@ class OpcodeCall:
         self.payload = payload
 
     def codec(self) -> Codec | None:
-        """What the payload is compressed with; None for a plain one."""
+        """The codec of the payload; None if it is not compressed."""
         codec = CODECS.get(self.flags & COMPRESSION_FLAGS)
         if codec is Codec.GZIP and self.payload[:2] != _GZIP_MAGIC:
             raise BrokerError(Fault.INVALID_REQUEST, "gzip: invalid header")

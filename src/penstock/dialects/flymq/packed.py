@@ -1,4 +1,4 @@
-"""Compressed requests: unpacked at once when that is little, else by a thread, within the broker's bounds."""
+"""Compressed requests: small ones are unpacked at once, others by a thread, within the broker's bounds."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def when_unpacked(
     damage: Fault,
     then: Callable[[bytes], Any],
 ) -> Any:
-    """`then` of what `packed` holds, now or as a `Hold`. Raises BrokerError with the fault `damage` when the bytes are
-    damaged or hold more than `limit_bytes`."""
+    """The result of `then` for the unpacked bytes, now or as a `Hold`. Raises BrokerError with the fault `damage` if the
+    bytes are damaged or unpack to more than `limit_bytes`."""
     if len(packed) <= LIGHT_PACKED_BYTES_MAX:
         try:
             return then(decompress(codec, packed, min(limit_bytes, LIGHT_UNPACKED_BYTES_MAX)))

@@ -27,11 +27,11 @@ TIMESTAMP_CHANGES_MAX = 8
 """A run whose timestamp changes more often than at every eighth record becomes one batch record by record: slower to make
 than a bare run, but not many small batches."""
 PLACED_AT_ONCE = 1_000
-"""Records that are placed in one go; more of them are placed in slices, each of which has its own batches."""
+"""Records placed without a pause. More records are placed in slices with batches of their own."""
 SPREAD_AT_ONCE = 32
-"""Partitions that records are spread over in one go."""
+"""Partitions that records are spread over without a pause."""
 HASHED_AT_ONCE = 8 * 1024
-"""Bytes of a key: about a millisecond."""
+"""Bytes of a key hashed without a pause: about a millisecond."""
 _FNV_START = 0x811C9DC5
 NEEDS_KEY = "a record of a compacted topic needs a key"
 
@@ -131,7 +131,7 @@ class Placing:
         return self._spread(topic, self.choose(topic, records, count), records)
 
     def place_in_slices(self, topic: str, asked: int, records: Columns) -> Work[Outcome]:
-        """As `place`, for many records. They are appended some at a time."""
+        """As `place`, for many records, which are appended in several steps."""
         count = self.partitions(topic)
         places: dict[int, list[int]] = {}
         if asked >= 0 or count <= 1:
@@ -175,8 +175,8 @@ class Placing:
         return chosen
 
     def refusal(self, topic: str, records: Columns) -> BrokerError | None:
-        """What the topic's rules have against any of the records. They hold for all partitions, so a request that is asked
-        about before it is spread and cut is written whole or not at all."""
+        """Why the topic's rules refuse one of the records, or None. The rules are the same for all partitions, so a request
+        that is checked before it is divided is written as a whole or not at all."""
         found = self._engine.partition(topic, 0)
         if found is None:
             return None
@@ -331,7 +331,7 @@ def _picked(records: Columns, rows: Sequence[int]) -> Columns:
 
 
 def _pieces(rows: list[int], headers: Sequence[Headers] | None) -> Iterator[list[int]]:
-    """The rows of one partition, as many at a time as are placed in one go. A header counts like a record."""
+    """The rows of one partition, in pieces that are placed without a pause. A header counts as a record."""
     if headers is None or not any(headers):
         for start in range(0, len(rows), PLACED_AT_ONCE):
             yield rows[start : start + PLACED_AT_ONCE]
@@ -349,7 +349,7 @@ def _pieces(rows: list[int], headers: Sequence[Headers] | None) -> Iterator[list
 
 
 def is_long(records: Columns, asked: int, partitions: int) -> bool:
-    """Whether placing the records takes long: there are many, they go to many partitions, or a key is long."""
+    """Whether placing the records takes long: many records, many partitions, or a long key."""
     count = len(records.values)
     if count > PLACED_AT_ONCE:
         return True

@@ -36,11 +36,11 @@ WAIT_MS_MAX = 300_000
 """The original's read deadline: no client waits longer for an answer."""
 TRIED_BYTES_AT_ONCE = 128 * 1024
 TRIED_BYTES_MIN = 1_024
-"""Of keys and values that a filter is tried on between two pauses, and what each record counts for besides them."""
+"""Bytes of keys and values that a filter is applied to between two pauses, and the bytes that each record adds."""
 _ROW_BYTES = 16
 """Of a record in the answer to a FETCH, beside key and value."""
 _JOINED_BYTES_MAX = 256 * 1024
-"""An answer with a larger value leaves in parts."""
+"""Size of a value above which the answer is sent in parts."""
 _ROWS_LEAD = struct.Struct(">IQ")
 _PLACE = struct.Struct(">iQ")
 _API_FETCH = struct.Struct(">iqiii")

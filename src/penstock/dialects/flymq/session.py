@@ -244,7 +244,7 @@ class FlyMQSession:
         return held(result) if call.opcode in HOLDING else result
 
     def _in_slices(self, result: Any, payload: Bytes = b"") -> Any:
-        """What a handler gives, now or later: some are work that may take long, and reads the payload meanwhile."""
+        """The result of a handler, now or later. Some handlers are long work that reads the payload meanwhile."""
         if type(result) is not GeneratorType:
             return result
         return self._service.engine.in_slices(_told(result), borrows=type(payload) is not bytes)
@@ -388,14 +388,14 @@ class FlyMQSession:
 
 
 def _records_in(request: Request) -> int:
-    """What a run counts for, beside being a request."""
+    """Records that a run counts as, in addition to the request."""
     if type(request) is OpcodeRun:
         return request.count
     return len(request.values) if type(request) is ApiRun else 0
 
 
 def _told(work: Work[Any]) -> Work[Any]:
-    """The same, with a BrokerError as its result instead of raising it."""
+    """The same work, with a BrokerError as its result instead of an exception."""
     try:
         return (yield from work)
     except BrokerError as error:

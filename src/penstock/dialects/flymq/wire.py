@@ -27,7 +27,7 @@ I64 = struct.Struct(">q")
 STRING_BYTES_MAX = 0xFFFF
 INT64_MAX = 2**63 - 1
 ANSWER_LEAD_BYTES = 1_024
-"""Room for what an answer has before its rows."""
+"""Bytes of an answer before its rows."""
 ITEMS_AT_ONCE = 500
 """Items of an array that are read or written between two pauses."""
 TRUE = b"\x01"
@@ -119,7 +119,7 @@ class Reader:
         return self._take(self._number(U32))
 
     def raw_in_place(self) -> Bytes:
-        """As `raw`, without a copy of bytes that do not change."""
+        """As `raw`, without a copy if the data is immutable."""
         if not isinstance(self._data, bytes):
             return self.raw()
         length = self._number(U32)
@@ -134,7 +134,7 @@ class Reader:
         return at_once(self.array_in_slices(item, item_bytes_min))
 
     def array_in_slices(self, item: Callable[[], T], item_bytes_min: int) -> Work[list[T]]:
-        """As `array`."""
+        """As `array`, in slices."""
         count = self._number(U32)
         if count * item_bytes_min > self.left:
             raise too_short()
@@ -150,7 +150,7 @@ class Reader:
 
 
 class Rows:
-    """Rows of an answer, no more than fit a frame."""
+    """Rows of an answer, limited by the size of a frame."""
 
     __slots__ = ("_left", "_rows")
 
@@ -175,7 +175,7 @@ class Rows:
 
 
 class InParts:
-    """A payload of several parts: some may be large, or leave from the log's file."""
+    """A payload of several parts: some may be large or be sent from the log's file."""
 
     __slots__ = ("chunks",)
 

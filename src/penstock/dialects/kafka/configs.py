@@ -67,7 +67,7 @@ BROKER_NAMES = {
 def describe_configs(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
     documented = getattr(body, "include_documentation", False)
     shown: dict[Hashable, list[dict[str, Any]]] = {}
-    """The configs of resources that were shown before: thousands of topics may have the same."""
+    """Encoded configs that can be reused: thousands of topics may have the same."""
     results = []
     for resource in body.resources:
         yield None
@@ -103,7 +103,7 @@ def _shown(entry: dict[str, Any], *, synonyms: bool, documented: bool) -> dict[s
 
 
 def _entries(service: KafkaService, resource_type: int, name: str) -> tuple[Hashable, Iterable[dict[str, Any]]]:
-    """What the configs depend on, and the configs."""
+    """The values that the configs depend on, and the configs."""
     if resource_type == TOPIC:
         overrides = service.engine.topic_configs(name)
         if overrides is None:

@@ -107,7 +107,7 @@ def consumer_group_describe(service: KafkaService, body: Any, version: int, call
 
 
 def _elements(result: ConsumerGroupDescription) -> int:
-    """About as many as the answer has: members, names and partitions."""
+    """Approximate number of elements of the answer: members, names and partitions."""
     count = 0
     for member in result.members:
         count += 1 + len(member.subscribed_names)

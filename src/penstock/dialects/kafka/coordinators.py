@@ -67,7 +67,7 @@ def ask_transaction(service: KafkaService, transactional_id: str, command: Trans
 
 
 class Room:
-    """How many elements an answer may still get."""
+    """Number of elements that may still be added to an answer."""
 
     __slots__ = ("_left",)
 
@@ -82,11 +82,11 @@ class Room:
 
 
 ASKED_AT_ONCE = 64
-"""Questions of one request whose answers wait for a flush at the same time."""
+"""Commands of one request that wait for a flush at the same time."""
 
 
 def ask_each(names: Sequence[str], ask: Callable[[str], Any], row: Callable[[str, Any], T]) -> Work[list[T]]:
-    """Ask about each name and make a row of each answer, in order."""
+    """Send a command for each name and build a row from each answer, in order."""
     rows: list[T] = []
     waiting: deque[tuple[str, Any]] = deque()
     for name in names:
@@ -102,10 +102,10 @@ def ask_each(names: Sequence[str], ask: Callable[[str], Any], row: Callable[[str
 
 
 def find_coordinator(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
-    """This node, once the internal topic is there; several keys in one request from version 4 on.
+    """This node, once the internal topic exists; several keys per request from version 4 on.
 
-    A coordinator that cannot store anything is found all the same: it answers what needs no storing. Why it refuses the
-    rest is in the error message, beside the error code of success; the other requests to a coordinator have no room for it.
+    A coordinator that cannot store anything is still found, because it answers requests that store nothing. The error
+    message, next to the error code of success, says why it refuses the others; their answers have no field for a message.
     """
     engine = service.engine
     key_type = getattr(body, "key_type", _GROUP_KEY)

@@ -43,7 +43,7 @@ _VERSION_OF_RACKS = 11
 _VERSION_WITHOUT_REPLICA_ID = 15
 
 PAUSE_PARTITIONS = 128
-"""Partitions between two pauses: some 100 us."""
+"""Partitions between two pauses: about 100 us."""
 
 
 class FetchPartition(NamedTuple):
@@ -77,7 +77,7 @@ _PARTITION_12 = struct.Struct(">iiqiqi")
 
 
 _Head = tuple[int, int, int, int, int, int, int]
-"""The fields before the topics, and the position behind them."""
+"""The fields before the topics, and the position after them."""
 
 
 def decode(view: memoryview, start: int, version: int) -> FetchRequest:
@@ -110,7 +110,7 @@ def decode(view: memoryview, start: int, version: int) -> FetchRequest:
 
 
 def decode_in_slices(view: memoryview, start: int, version: int) -> Work[FetchRequest]:
-    """The same for a request with many partitions. Raises ProtocolError."""
+    """As `decode`, for a request with many partitions. Raises ProtocolError."""
     try:
         head = _decode_head(view, start, version)
         flexible = version >= _FIRST_FLEXIBLE
@@ -145,7 +145,7 @@ def decode_in_slices(view: memoryview, start: int, version: int) -> Work[FetchRe
 
 
 def _malformed(version: int, error: Exception) -> ProtocolError:
-    return ProtocolError(f"a Fetch request of version {version} is cut off or malformed: {error}")
+    return ProtocolError(f"a Fetch request of version {version} is truncated or malformed: {error}")
 
 
 def _decode_head(view: memoryview, start: int, version: int) -> _Head:
@@ -167,7 +167,7 @@ def _decode_tail(
     topics: list[tuple[TopicKey, list[FetchPartition]]],
     forgotten: list[tuple[TopicKey, list[int]]],
 ) -> FetchRequest:
-    """What is behind the topics."""
+    """The fields after the topics."""
     flexible = version >= _FIRST_FLEXIBLE
     rack_id = ""
     if version >= _VERSION_OF_RACKS:
@@ -188,7 +188,7 @@ def _decode_tail(
 def _decode_forgotten(
     view: memoryview, at: int, version: int, elements: int, found: list[tuple[TopicKey, list[int]]]
 ) -> tuple[int, int]:
-    """One forgotten topic; how many elements there are with it, and the position behind it."""
+    """One forgotten topic, the number of elements including it, and the position after it."""
     topic, count, at = _topic_head(view, at, version, 4)
     elements += count
     if elements > limits.REQUEST_ELEMENTS_MAX:
@@ -205,7 +205,7 @@ def _too_many() -> ProtocolError:
 
 
 def _topic_head(view: memoryview, at: int, version: int, element_bytes_min: int) -> tuple[TopicKey, int, int]:
-    """The topic and the count of its partitions."""
+    """The topic and the number of its partitions."""
     flexible = version >= _FIRST_FLEXIBLE
     topic: TopicKey | None
     if version >= VERSION_OF_TOPIC_IDS:
@@ -311,7 +311,7 @@ def encode_answer(
 def encode_in_slices(
     version: int, correlation_id: int, topics: Sequence[tuple[TopicKey, Sequence[PartitionAnswer]]]
 ) -> Work[list[Chunk]]:
-    """The same for an answer with many partitions. Its own loop, because the other is on the way of every record."""
+    """As `encode_answer`, for an answer with many partitions. A separate loop, because that one is the hot path."""
     flexible = version >= _FIRST_FLEXIBLE
     first = out = bytearray(_answer_head(version).size)
     chunks: list[Chunk] = []
@@ -341,7 +341,7 @@ def encode_in_slices(
 def _encode_partitions(
     chunks: list[Chunk], out: bytearray, version: int, flexible: bool, partitions: Sequence[PartitionAnswer]
 ) -> bytearray:
-    """Append to `out`; where records come, begin another piece. The last piece."""
+    """Append to `out`, and start another piece where records follow. Returns the last piece."""
     for answer in partitions:
         _encode_partition_head(out, version, flexible, answer)
         records = answer[6]

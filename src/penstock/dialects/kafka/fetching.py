@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FETCH_BYTES_MAX = 55 * 1024 * 1024
 """Kafka's fetch.max.bytes of a broker: one answer, whatever the client asks for."""
 AT_ONCE_BYTES_MAX = 4 * 1024
-"""Requests up to here, of some hundred partitions, are performed in one go; larger ones in slices."""
+"""Requests up to this size, with a few hundred partitions, are performed at once; larger ones in slices."""
 
 Answers = list[tuple[TopicKey, list[PartitionAnswer]]]
 
@@ -74,7 +74,7 @@ def _pieces(request: FetchRequest) -> Iterator[tuple[TopicKey, list[FetchPartiti
 
 
 class _Fetch:
-    """One request and what its topics are called."""
+    """One request and the names of its topics."""
 
     __slots__ = ("_request", "_service", "_unknown", "max_bytes", "max_wait_ms")
 
@@ -93,7 +93,7 @@ class _Fetch:
             name = engine.topic_name_of(topic) if isinstance(topic, bytes) else topic
             if name is None:
                 self._unknown.add(topic)
-                self.max_wait_ms = 0  # an error does not wait
+                self.max_wait_ms = 0  # errors are answered at once
                 continue
             for partition, epoch, offset, _, max_bytes in partitions:
                 reads.append(Read(name, partition, offset, max_bytes, epoch))

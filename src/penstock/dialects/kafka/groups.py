@@ -139,7 +139,7 @@ LEAVING_AT_ONCE = 100
 
 
 def leave_group(service: KafkaService, body: Any, version: int, caller: Caller) -> Work[dict[str, Any]]:
-    """One member, and its fault on top, before version 3; any number of them, each with its own, from then on."""
+    """One member with a top-level error before version 3; any number of members with an error each from then on."""
     left: list[tuple[LeavingMember, Fault]] = []
     for first in range(0, max(1, len(body.members)) if version >= 3 else 1, LEAVING_AT_ONCE):
         if version >= 3:

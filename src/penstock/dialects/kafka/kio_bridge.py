@@ -65,7 +65,7 @@ def answer(key: int, version: int, correlation_id: int, fields: Description) -> 
 
 
 def answer_in_slices(key: int, version: int, correlation_id: int, fields: Description) -> Work[Encoded]:
-    """The same for an answer with many elements. Raises ProtocolError if it is too large."""
+    """The same for an answer with many elements, in slices. Raises ProtocolError if it is too large."""
     out = Chunks(_begun(key, version))
     yield from answer_put_in_slices(key, version)(out, fields)
     chunks = out.all()

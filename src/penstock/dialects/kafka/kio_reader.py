@@ -1,8 +1,8 @@
-"""Large requests decoded in slices: the same entities that kio's reader gives, made by a generator.
+"""Decodes large requests in slices into the same entities as kio's reader, by a generator.
 
-kio's reader decodes a request in one go, and one request may have 50,000 elements. Here a message that has arrays is read by
-a generator that pauses after some elements, and a message without arrays by a plain function. Every count is checked before
-the first element of its array is read, and unknown tagged fields are skipped (KIP-482), so no guard is needed.
+kio's reader decodes a request without a pause, and one request may have 50,000 elements. Here a message with arrays is read
+by a generator that pauses after some elements, and a message without arrays by a plain function. Every count is checked
+before the first element of its array is read, and unknown tagged fields are skipped (KIP-482), so no guard is needed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from penstock.model.errors import ProtocolError
 from penstock.model.slices import Work
 
 PAUSE_ELEMENTS = 32
-"""Elements read between two pauses: some 50 us."""
+"""Elements read between two pauses: about 50 us."""
 _NUMBERS_AT_ONCE = 1_000
 
 
 class Tally:
-    """What was counted of a request so far."""
+    """The number of elements of a request read so far."""
 
     __slots__ = ("elements",)
 
@@ -39,14 +39,14 @@ class Tally:
 
 
 _Read = Callable[[memoryview, int], tuple[Any, int]]
-"""The value at a position, and the position behind it."""
+"""The value at a position, and the position after it."""
 _ReadInSlices = Callable[[memoryview, int, Tally], Work[tuple[Any, int]]]
 
 
 def decode_in_slices(key: int, version: int, view: memoryview, start: int) -> Work[Any]:
-    """kio's entity of the body at `start` of `view`, which ends where the request does. Raises ProtocolError."""
+    """kio's entity for the body at `start` of `view`, which ends with the request. Raises ProtocolError."""
     read, read_in_slices = _request_reader(key, version)
-    view = view.toreadonly()  # kio takes no other
+    view = view.toreadonly()  # kio accepts no other
     try:
         if read_in_slices is None:
             entity, at = read(view, start)
@@ -65,7 +65,7 @@ def _request_reader(key: int, version: int) -> tuple[_Read, _ReadInSlices | None
 
 
 def _message_reader(shape: Shape) -> tuple[_Read, _ReadInSlices | None]:
-    """How to read a message at once, and in slices if it has arrays."""
+    """Functions that read a message at once, and in slices if it has arrays."""
     plain = [field for field in shape.fields if field.tag is None]
     readers = [(field.name, *_field_reader(field, shape.is_flexible)) for field in plain]
     tags = _tags_reader(shape) if shape.is_flexible else None
@@ -98,8 +98,8 @@ def _message_reader(shape: Shape) -> tuple[_Read, _ReadInSlices | None]:
 
 
 def _by_kio(shape: Shape, read: _Read) -> _Read:
-    """kio reads a message without arrays several times faster. What it refuses, or what is long, is read here: it may have
-    tagged fields that kio does not know, or a string that is too long."""
+    """Read a message without arrays by kio, which is several times faster. Long messages, and those that kio refuses, are
+    read here: they may have tagged fields that kio does not know, or a string that is too long."""
     read_by_kio = cast("_Read", entity_reader(shape.entity))
 
     def read_fast(view: memoryview, at: int) -> tuple[Any, int]:
@@ -201,7 +201,7 @@ def _count_elements(tally: Tally, count: int, field: Field) -> None:
 
 
 def _nullable(read: _Read) -> _Read:
-    """A nested message with a byte in front that says whether it is there (KIP-893)."""
+    """A nested message after a byte that says whether it is present (KIP-893)."""
 
     def read_nullable(view: memoryview, at: int) -> tuple[Any, int]:
         return read(view, at + 1) if _is_there(view[at]) else (None, at + 1)
@@ -225,7 +225,7 @@ def _is_there(marker: int) -> bool:
 
 
 def _tags_reader(shape: Shape) -> Callable[[memoryview, int, dict[str, Any]], int]:
-    """Known tagged fields are put in, others are skipped; none of a request has an array in it."""
+    """Set known tagged fields and skip others. No tagged field of a request has an array."""
     known: dict[int, tuple[str, _Read]] = {
         field.tag: (field.name, _field_reader(field, True)[0]) for field in shape.fields if field.tag is not None
     }
@@ -283,7 +283,7 @@ def _number_reader(code: str) -> _Read:
 
 
 def _time_reader(read_by_kio: Callable[[Any, int], tuple[Any, int]]) -> _Read:
-    """By kio, which has bounds of its own for times."""
+    """Read a time by kio, which has its own bounds for times."""
 
     def read(view: memoryview, at: int) -> tuple[Any, int]:
         try:
@@ -304,7 +304,7 @@ def _read_bool(view: memoryview, at: int) -> tuple[bool, int]:
 def _read_uuid(view: memoryview, at: int) -> tuple[uuid.UUID | None, int]:
     data = view[at : at + 16].tobytes()
     if len(data) < 16:
-        raise ValueError("an id is cut off")
+        raise ValueError("truncated id")
     return uuid.UUID(bytes=data) if any(data) else None, at + 16
 
 

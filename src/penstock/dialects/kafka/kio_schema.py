@@ -1,7 +1,7 @@
 """kio's generated dataclasses read as plain shapes: what a version of a message holds, field by field.
 
-The guard in front of kio's reader, the decoder for large requests and the encoder of answers are built from these; nothing
-else looks at kio's dataclasses.
+The guard before kio's reader, the decoder for large requests and the encoder of answers are built from these shapes. No
+other code reads kio's dataclasses.
 """
 
 from __future__ import annotations

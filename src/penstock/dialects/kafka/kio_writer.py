@@ -1,7 +1,7 @@
-"""The encoder of answers: a function per field, made once per version from kio's schemas.
+"""The encoder of answers: a function per field, built once per version from kio's schemas.
 
-`Put` writes a value at once. `PutInSlices` is a generator for a message that has arrays: it pauses after some elements and
-cuts what it wrote into chunks, so that an answer with 50,000 elements neither holds the loop nor is copied as a whole.
+`Put` writes a value at once. `PutInSlices` is a generator for a message with arrays: it pauses after some elements and
+divides its output into chunks, so that an answer with 50,000 elements neither blocks the loop nor is copied as a whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.model.errors import Fault, ProtocolError
 from penstock.model.slices import Work
 
 PAUSE_ELEMENTS = 16
-"""Elements written between two pauses: some 50 us."""
+"""Elements written between two pauses: about 50 us."""
 CHUNK_BYTES = 128 * 1024
 
 Put = Callable[[bytearray, Any], None]
@@ -30,13 +30,13 @@ PutInSlices = Callable[["Chunks", Any], Work[None]]
 
 
 class Encoded(NamedTuple):
-    """An answer that is ready to leave."""
+    """An answer that is ready to be sent."""
 
     chunks: list[Chunk]
 
 
 class Chunks:
-    """What is written so far, in pieces."""
+    """The output so far, in pieces."""
 
     __slots__ = ("_done", "current", "size")
 
@@ -44,10 +44,10 @@ class Chunks:
         self._done: list[bytearray] = []
         self.current = first
         self.size = 0
-        """Of the pieces that are done."""
+        """Size of the completed pieces."""
 
     def cut(self) -> None:
-        """Begin another piece when this one is large. Raises ProtocolError if the answer becomes too large."""
+        """Start another piece if this one is large. Raises ProtocolError if the answer becomes too large."""
         if len(self.current) > CHUNK_BYTES:
             self._end_piece()
             self.current = bytearray()
@@ -201,7 +201,7 @@ def _field_put_in_slices(field: Field, is_flexible: bool) -> PutInSlices | None:
 
 
 def _marked(put: PutInSlices) -> PutInSlices:
-    """A nested message that may be null, and is not (KIP-893)."""
+    """A nullable nested message that is not null (KIP-893)."""
 
     def put_marked(out: Chunks, value: Any) -> Work[None]:
         out.current.append(1)
@@ -240,7 +240,7 @@ def _field_put(field: Field, is_flexible: bool) -> Put:
 
 
 def _nullable_put(put: Put) -> Put:
-    """A nested message with a byte in front that says whether it is there (KIP-893)."""
+    """A nested message after a byte that says whether it is present (KIP-893)."""
 
     def put_nullable(out: bytearray, value: Any) -> None:
         if value is None:
@@ -325,7 +325,7 @@ def _put_string(out: bytearray, value: str | None) -> None:
         out += b"\xff\xff"
     else:
         data = value.encode()
-        if len(data) > _STRING_BYTES_MAX:  # an error's text may have the peer's own long name in it
+        if len(data) > _STRING_BYTES_MAX:  # an error message may contain a long name that the peer sent
             data = data[:_STRING_BYTES_MAX].decode(errors="ignore").encode()
         out += _I16_PACK(len(data))
         out += data

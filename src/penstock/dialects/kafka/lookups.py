@@ -71,7 +71,7 @@ def _kept_metadata(
     key: Hashable,
     described: Iterable[TopicDescription],
 ) -> Work[Encoded]:
-    """Topics that are described now, and kept for the next who asks."""
+    """Describe topics, and keep the result for later requests."""
     counter = service.engine.catalogue_version
     topics = yield from encode_topics_in_slices(version, described)
     service.topics_kept.keep(version, key, counter, topics)
@@ -91,7 +91,7 @@ def _asked_metadata(
             if topic.name is not None and not is_internal(topic.name) and engine.topic(topic.name) is None:
                 missing[topic.name] = NewTopic(topic.name)
                 if len(missing) >= limits.AUTO_CREATED_TOPICS_MAX:
-                    break  # the others do not exist yet: the client asks again
+                    break  # the others do not exist yet; the client asks again
             yield None
         if missing:
             results: list[TopicResult] = yield engine.create_topics(list(missing.values()), validate_only=False)
@@ -104,7 +104,7 @@ def _asked_metadata(
 
 
 def _once(topics: Iterable[Any]) -> Iterator[Any]:
-    """Each topic once, as Kafka does it, however often it is named; None in place of one that was named before."""
+    """Each topic once, as in Kafka, even if it is named several times; None in place of a repeated name."""
     seen: set[Any] = set()
     for topic in topics:
         yield None if topic in seen else topic
@@ -157,7 +157,7 @@ def _describe(service: KafkaService, info: TopicInfo, operations: int) -> TopicD
 
 
 class _PartitionDescriptions(Sequence[PartitionDescription]):
-    """Described when they are looked at."""
+    """Partitions that are described on access."""
 
     __slots__ = ("_infos", "_node")
 
@@ -190,7 +190,7 @@ class _PartitionDescriptions(Sequence[PartitionDescription]):
 # ---- offsets ----------------------------------------------------------------------------------------------------------
 
 LOOKUPS_AT_ONCE = 16
-"""Lookups between two pauses: some 50 us."""
+"""Lookups between two pauses: about 50 us."""
 LOOKUPS_MAX = 64
 """Lookups of one request that wait for a flush or read a batch at the same time."""
 

@@ -1,8 +1,8 @@
 """Metadata answers, versions 0 to 13, by hand: with thousands of partitions kio's encoder takes a hundred milliseconds.
 
 What a topic looks like changes seldom and is asked often, so the bytes of topics are kept. The caller owns the truth: it
-gives a counter that rises with every change of any topic, and describes the topics again when the kept bytes are older than
-that. Requests are decoded by kio.
+gives a counter that rises with every change of any topic, and describes the topics again if the kept bytes are older. kio
+decodes requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENTRIES_MAX = 10_000
 """Kept entries over all versions in use; all are dropped beyond it."""
 
 PAUSE_PARTITIONS = 64
-"""Partitions described and encoded between two pauses: some 100 us."""
+"""Partitions described and encoded between two pauses: about 100 us."""
 
 _HEAD = struct.Struct(">ii")
 _COPY_BYTES_MAX = 64 * 1024
@@ -83,7 +83,7 @@ def encode_topics(version: int, topics: Sequence[TopicDescription]) -> Topics:
 
 
 def encode_topics_in_slices(version: int, topics: Iterable[TopicDescription | None]) -> Work[Topics]:
-    """Topics are described one after the other, and a topic may have thousands of partitions; None is only a pause. Raises
+    """Encode topics as they are described. Each may have thousands of partitions; None is only a pause. Raises
     ProtocolError if the answer becomes too large."""
     out = bytearray()
     flexible = version >= _FIRST_FLEXIBLE
@@ -125,7 +125,7 @@ class TopicsKept:
         return self._entries.get((version, key))
 
     def keep(self, version: int, key: Hashable, counter: int, topics: Topics) -> None:
-        """Keep what was described while the counter stood at `counter`; nothing if it has moved since."""
+        """Keep the topics described at this value of the counter, unless it has changed since."""
         if counter == self._counter:
             if len(self._entries) >= ENTRIES_MAX:
                 self._entries.clear()
@@ -144,8 +144,8 @@ def encode_answer(
     error: int = 0,
     throttle_time_ms: int = 0,
 ) -> list[bytes]:
-    """The whole frame of the answer, its size in front; `topics` in the order in which they were asked. In pieces, so that
-    the bytes of many topics are not copied."""
+    """The complete frame of the answer, starting with its size; `topics` are in the order of the request. It is returned in
+    pieces, so that the bytes of many topics are not copied."""
     flexible = version >= _FIRST_FLEXIBLE
     out = bytearray(_HEAD.size + flexible)
     if version >= 3:

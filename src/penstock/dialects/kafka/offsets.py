@@ -63,7 +63,7 @@ T = TypeVar("T")
 _PIECE = 32
 """Partitions between two pauses."""
 COMMITTED_AT_ONCE = 200
-"""Offsets that one command commits, drops or looks up: about a millisecond. A commit of more partitions is several."""
+"""Offsets that one command commits, deletes or looks up: about a millisecond. Larger requests need several commands."""
 
 
 class _Commit:
@@ -75,7 +75,7 @@ class _Commit:
         self.offsets: list[OffsetToCommit] = []
         self.rows: list[tuple[dict[str, Any], list[tuple[int, str, Fault]]]] = []
         self._parts: Iterator[CommitResult | Fault] = iter(())
-        """What the coordinator said of each part of the offsets; of the first of them `_left` partitions are left."""
+        """The coordinator's answers for the parts of the offsets; `_left` partitions of the first part are left."""
         self._left = 0
         self._fault = NO_FAULT
         self._single: Mapping[tuple[str, int], Fault] = {}
@@ -129,8 +129,8 @@ def _committed(
     ask: Callable[[tuple[OffsetToCommit, ...]], Any],
     known: Callable[[Fault], Fault] | None = None,
 ) -> Work[dict[str, Any]]:
-    """Give the offsets to the coordinator with `ask`, which gives a `CommitResult`, or a Fault for all of a part, now or
-    later; `known` puts its faults in words that the client knows."""
+    """Pass the offsets to the coordinator with `ask`, which returns a `CommitResult`, or a Fault for a whole part, now or
+    later. `known` translates its faults into those that the client knows."""
     commit = _Commit()
     for topic in topics:
         name, head = _topic(service, topic, version)
@@ -158,7 +158,7 @@ def _committed(
 
 
 def _pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Some at a time; at least one piece, so that a loop over nothing pauses too."""
+    """The items in pieces; at least one, so that a loop over no items pauses, too."""
     if len(items) <= _PIECE:
         yield items
         return
@@ -189,7 +189,7 @@ def offset_commit(service: KafkaService, body: Any, version: int, caller: Caller
 def _commit_few(
     service: KafkaService, topic: Any, version: int, ask: Callable[[tuple[OffsetToCommit, ...]], Any]
 ) -> Any:
-    """As `_committed`, for a few partitions of one topic: what most consumers send."""
+    """As `_committed`, for a few partitions of one topic, the most common request."""
     commit = _Commit()
     name, head = _topic(service, topic, version)
     rows: list[tuple[int, str, Fault]] = []
@@ -230,8 +230,8 @@ def txn_offset_commit(service: KafkaService, body: Any, version: int, caller: Ca
         return ask_group(service, body.group_id, command._replace(offsets=offsets)) if fault is NO_FAULT else fault
 
     def verify_and_commit(offsets: tuple[OffsetToCommit, ...]) -> Any:
-        # Every part is asked in the moment of its verification: a marker written between the two would leave the offsets
-        # pending for ever.
+        # Every part is sent right after its verification: a marker written in between would leave the offsets pending
+        # forever.
         if not body.group_id:
             return Fault.INVALID_GROUP_ID
         return in_turn(in_turn(engine.groups.ensure(), add_or_verify), partial(commit_offsets, offsets))
@@ -276,14 +276,14 @@ def offset_fetch(service: KafkaService, body: Any, version: int, caller: Caller)
 
 
 class _Fetch:
-    """The offsets of one group: asked in parts, and the answer about all."""
+    """The offsets of one group: requested in parts, answered as a whole."""
 
     def __init__(self, service: KafkaService, asked: Any, version: int) -> None:
         self._service = service
         self._asked = asked
         self._version = version
         self._topics: list[tuple[str | None, dict[str, Any], tuple[int, ...]]] | None = None
-        """None: all that there are."""
+        """None for all offsets."""
         self._answers: list[Any] = []
 
     def ask(self, require_stable: bool) -> Work[None]:
@@ -329,7 +329,7 @@ class _Fetch:
                 yield None
         rows: list[dict[str, Any]] = []
         if fault is not NO_FAULT:
-            if self._version < 2:  # where only a partition can have an error
+            if self._version < 2:  # in versions where only partitions have an error field
                 for _, head, partitions in self._topics or ():
                     rows.append((yield from _offset_rows(head, partitions, None, fault)))
         elif self._topics is None:
@@ -347,7 +347,7 @@ class _Fetch:
             head: dict[str, Any] = {"name": name}
             if self._version >= _FIRST_WITH_TOPIC_IDS:
                 info = self._service.engine.topic(name)
-                if info is None:  # deleted just now: there is nothing to call it by
+                if info is None:  # just deleted: it has no name any more
                     continue
                 head["topic_id"] = info.topic_id
             rows.append((yield from _offset_rows(head, tuple(partitions), partitions, NO_FAULT)))
@@ -355,7 +355,7 @@ class _Fetch:
 
 
 def _parts(places: Mapping[str, Sequence[int]]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """The partitions in parts for one command each; one part if there are none, because a group may have a fault too."""
+    """The partitions in parts for one command each; at least one part, because the group may have a fault, too."""
     part: dict[str, tuple[int, ...]] = {}
     room = COMMITTED_AT_ONCE
     for name, partitions in places.items():
@@ -416,7 +416,7 @@ def offset_delete(service: KafkaService, body: Any, version: int, caller: Caller
             result = yield result
         fault, refused = (result, {}) if isinstance(result, Fault) else result
         if fault is Fault.GROUP_ID_NOT_FOUND and first:
-            break  # the group has ended with its last offset
+            break  # the group was deleted with its last offset
         if fault is not NO_FAULT:
             return {"error_code": fault, "topics": []}
         outcome.update(refused)

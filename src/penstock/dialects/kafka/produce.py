@@ -39,9 +39,9 @@ TopicKey = str | bytes
 """A topic's name, or its id from `VERSION_OF_TOPIC_IDS` on."""
 
 RUN_ITEMS_MAX = 512
-"""Produce requests in a run, which is appended in one write: some milliseconds."""
+"""Produce requests in a run, which is appended in one write: a few milliseconds."""
 PAUSE_PARTITIONS = 128
-"""Partitions between two pauses: some 100 us."""
+"""Partitions between two pauses: about 100 us."""
 
 _ACKS_TIMEOUT = struct.Struct(">hi")
 _FIRST_FLEXIBLE = APIS[ApiKey.PRODUCE].first_flexible or 0
@@ -63,7 +63,7 @@ def decode(view: memoryview, start: int, version: int) -> ProduceRequest:
 
 
 def decode_in_slices(view: memoryview, start: int, version: int) -> Work[ProduceRequest]:
-    """The same, with a pause before the second partition and after some. Raises ProtocolError."""
+    """As `decode`, with a pause before the second partition and after every few. Raises ProtocolError."""
     try:
         return (yield from _decode(view, start, version))
     except MALFORMED as error:
@@ -97,7 +97,7 @@ def _decode(view: memoryview, start: int, version: int) -> Work[ProduceRequest]:
         if elements > limits.REQUEST_ELEMENTS_MAX:
             raise ProtocolError(f"a Produce request has more than {limits.REQUEST_ELEMENTS_MAX} topics and partitions")
         if elements > 2:
-            yield None  # not for one partition: who asks for just that stops here
+            yield None  # a caller that wants only requests for one partition stops here
         partitions: list[tuple[int, memoryview | None]] = []
         while left:
             some = min(left, PAUSE_PARTITIONS)
@@ -120,7 +120,7 @@ def _decode(view: memoryview, start: int, version: int) -> Work[ProduceRequest]:
 def _decode_partitions(
     view: memoryview, at: int, flexible: bool, count: int, found: list[tuple[int, memoryview | None]]
 ) -> tuple[int, int]:
-    """Where the length of the last partition's records stands, and the position behind the partition."""
+    """Position of the length of the last partition's records, and the position after the partition."""
     end = len(view)
     records_at = at
     for _ in range(count):
@@ -196,7 +196,7 @@ class ProducePrefix:
         self, view: memoryview, start: int, count_max: int = RUN_ITEMS_MAX
     ) -> tuple[list[tuple[int, memoryview]], int]:
         """The requests from `start` on, where a frame begins with its size, that are whole and have this prefix: their
-        correlation ids and records, and where the first frame begins that is not. No more than `count_max`."""
+        correlation ids and records, and where the first other frame begins. At most `count_max` requests."""
         found: list[tuple[int, memoryview]] = []
         end = len(view)
         unpack_from = self._head.unpack_from

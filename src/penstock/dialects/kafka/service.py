@@ -2,8 +2,8 @@
 
 A handler is a function `(service, body, version, caller) -> description | Pending[description]`: kio's request in, the
 fields of the answer out, in the names of the newest version. A handler whose cost grows with a count in the request, or with
-the number of topics or groups, is a generator with a pause for each element (model/slices.py). ApiVersions announces just
-the keys that have one.
+the number of topics or groups, is a generator that can pause after each element (model/slices.py). ApiVersions announces
+exactly the keys that have a handler.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ READING = frozenset(
         ApiKey.LIST_PARTITION_REASSIGNMENTS,
     }
 )
-"""Requests that change nothing: they are given up when their connection closes."""
+"""Requests that change nothing: they are dropped when their connection closes."""
 AT_ONCE_BYTES_MAX = 16 * 1024
-"""Bodies up to here are decoded in one go, in 2 ms at most; larger ones in slices."""
+"""Bodies up to this size are decoded at once, in at most 2 ms; larger ones in slices."""
 
 
 _API_VERSIONS, _METADATA = int(ApiKey.API_VERSIONS), int(ApiKey.METADATA)

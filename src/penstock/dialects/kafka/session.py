@@ -3,8 +3,8 @@
 A frame is an i32 size and a request. Consecutive Produce requests for one partition with the same settings become one
 `ProduceRun`: the broker appends the whole run in one write, and the answers leave in one buffer. Everything else is a
 `Call`: decoded by kio, performed by the handler that `service` has for its key, encoded from a plain description in the
-version that was asked. A request is decoded when it is performed, and a large one in slices (model/slices.py), like
-everything whose cost grows with a count in the request.
+requested version. A request is decoded when it is performed; large requests, and all work whose cost grows with a count in
+the request, run in slices (model/slices.py).
 
 The peer is wrong when its bytes are no request, when it asks for what ApiVersions did not announce, or when a produce
 without acknowledgement fails: Kafka has no error answer for these, so the connection is closed with one log line.
@@ -42,7 +42,7 @@ REQUESTS_AT_ONCE = 256
 _APPENDS_AT_ONCE = 100
 _PRODUCE, _FETCH, _API_VERSIONS = int(ApiKey.PRODUCE), int(ApiKey.FETCH), int(ApiKey.API_VERSIONS)
 _FEW_PARTITIONS = 32
-"""A produce to so many partitions is performed in one go: it takes less than a slice."""
+"""Produces to at most this many partitions are performed at once: they take less than a slice."""
 
 _SIZE = struct.Struct(">i")
 _KEYED = struct.Struct(">ih")
@@ -94,7 +94,7 @@ class ProduceCall:
         self.version = header.version
         self.correlation_id = header.correlation_id
         self.decoding: Work[ProduceRequest] | None = decoding
-        """None when it is decoded and has few partitions."""
+        """None if it is decoded and has few partitions."""
         self.request: ProduceRequest
         """Once it is decoded."""
 
@@ -122,7 +122,7 @@ class Call:
         self.correlation_id = header.correlation_id
         self.client_id = header.client_id
         self.view = view
-        """Ends where the request does; its body begins at `body_start`."""
+        """The request up to its end; its body starts at `body_start`."""
         self.body_start = header.body_start
 
 
@@ -157,7 +157,7 @@ class KafkaSession:
             if size > limits.REQUEST_BYTES_MAX and end - at >= _KEYED.size:
                 key = _KEYED.unpack_from(view, at)[1]
                 if key != _PRODUCE:
-                    text = f"a {api_name(key)} request of {size} bytes; {limits.REQUEST_BYTES_MAX} are allowed"
+                    text = f"a {api_name(key)} request of {size} bytes exceeds the limit of {limits.REQUEST_BYTES_MAX}"
                     return Fed(at, 0, requests, text)
             if stop > end or len(requests) >= REQUESTS_AT_ONCE:
                 return Fed(at, SIZE_BYTES + size, requests)
@@ -181,7 +181,7 @@ class KafkaSession:
         decoding = produce.decode_in_slices(view, header.body_start, header.version)
         try:
             next(decoding)
-        except StopIteration as stop:  # it is for one partition at most
+        except StopIteration as stop:  # the request has at most one partition
             request: ProduceRequest = stop.value
         else:
             call = ProduceCall(header, decoding)
@@ -317,7 +317,7 @@ class KafkaSession:
 
 
 def _with_unknown(known: Sequence[bool], found: Sequence[Appended]) -> list[Appended]:
-    """The results of all partitions of a request, from those of known topics."""
+    """The results of all partitions of a request, given those of known topics."""
     rest = iter(found)
     return [next(rest) if is_known else Appended(Fault.UNKNOWN_TOPIC_ID) for is_known in known]
 

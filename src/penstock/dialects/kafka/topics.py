@@ -69,7 +69,7 @@ def _are_on(node: int, assignments: Any) -> Work[bool]:
 def _created(
     service: KafkaService, result: TopicResult, shown: dict[frozenset[tuple[str, str]], list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """`shown` has the configs of topics that were shown before: thousands may have the same."""
+    """`shown` has encoded configs that can be reused: thousands of topics may have the same."""
     if result.fault is not Fault.NONE:
         return {
             "name": result.name,

@@ -110,7 +110,7 @@ def _added(addition: _Addition) -> Work[dict[str, Any]]:
 
 
 class _Addition:
-    """Partitions that a transaction is to have: checked, given to the coordinator in one command, and the answer."""
+    """Adds partitions to a transaction: checks them, sends them to the coordinator in one command, builds the answer."""
 
     def __init__(self, service: KafkaService, name: str, topics: Any, version: int) -> None:
         self.name = name
@@ -236,7 +236,7 @@ def write_txn_markers(service: KafkaService, body: Any, version: int, caller: Ca
 
 
 def _marked(rows: Sequence[tuple[Any, Mapping[TopicPartition, Fault | Pending[Fault]]]]) -> Work[list[dict[str, Any]]]:
-    """All markers are written before the first is waited for."""
+    """Write all markers, then wait for their flush."""
     answers = []
     for asked, written in rows:
         topics = []

@@ -36,13 +36,13 @@ def read_uvarint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 TAGGED_FIELDS_MAX = 100
-"""Of one tag buffer: Kafka's messages have up to three, and each unknown one is read over."""
+"""Fields of one tag buffer: Kafka's messages have up to three, and each unknown field is skipped."""
 
 
 def read_tag_count(view: memoryview, at: int) -> tuple[int, int]:
     count, at = read_uvarint(view, at)
     if count > TAGGED_FIELDS_MAX:
-        raise ProtocolError(f"{count} tagged fields; {TAGGED_FIELDS_MAX} are allowed")
+        raise ProtocolError(f"{count} tagged fields exceed the limit of {TAGGED_FIELDS_MAX}")
     return count, at
 
 
@@ -93,7 +93,7 @@ def read_count(view: memoryview, at: int, flexible: bool, element_bytes_min: int
 
 
 def read_nullable_count(view: memoryview, at: int, flexible: bool, element_bytes_min: int) -> tuple[int, int]:
-    """The same, or a negative number: -1 is null."""
+    """As `read_count`, or a negative number: -1 means null."""
     if flexible:
         count, at = read_uvarint(view, at)
         count -= 1
@@ -107,7 +107,7 @@ def read_nullable_count(view: memoryview, at: int, flexible: bool, element_bytes
 
 def _too_many(view: memoryview, at: int, count: int) -> ProtocolError:
     return ProtocolError(
-        f"an array claims {count} elements in {len(view) - at} bytes; {limits.REQUEST_ELEMENTS_MAX} are allowed"
+        f"an array claims {count} elements in {len(view) - at} bytes; the limit is {limits.REQUEST_ELEMENTS_MAX}"
     )
 
 

@@ -141,7 +141,7 @@ def _read_set_offset(line: bytes) -> Request:
 
 
 def _split(text: bytes, separator: bytes) -> list[bytes]:
-    """As Java's split: empty parts at the end do not count. What is after the fourth part stays together: nobody asks."""
+    """As Java's split: empty parts at the end are dropped. The text after the fourth part is not split: it is not used."""
     text = text.rstrip(separator)
     return text.split(separator, 4) if text else []
 

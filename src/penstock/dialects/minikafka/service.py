@@ -31,9 +31,9 @@ from penstock.records.record import Record
 
 ALL_PARTITIONS = -1
 APPENDED_AT_ONCE = 32
-"""Partitions that a run is spread over in one go; more of them are appended to in slices."""
+"""Partitions that a run is spread over without a pause; appends to more partitions run in slices."""
 ASKED_AT_ONCE = 200
-"""Partitions whose offsets one command looks up or commits; more of them are several commands, in slices."""
+"""Partitions whose offsets one command looks up or commits; more partitions need several commands, in slices."""
 
 
 class Refusal(NamedTuple):
@@ -64,7 +64,7 @@ class Placed(NamedTuple):
 
 
 _Part = tuple[int, list[Bytes], list[Bytes | None]]
-"""The messages of a run for one partition: which part of the run it is, values and keys."""
+"""The messages of a run for one partition: the number of the part, values and keys."""
 
 
 class MiniKafkaService:

@@ -30,7 +30,7 @@ WINDOW_BYTES = 256 * 1024
 """Lines are looked for in a copy of so much at a time; a payload that is longer is not copied."""
 LONG_LINE_BYTES = 1_024
 LINE_COST_SHIFT = 4
-"""Long keys take time to hash: each 16 bytes of a longer line count as a record."""
+"""Long keys take time to hash: every 16 bytes of a longer line count as a record."""
 JOINED_BYTES_MAX = 16 * 1024
 """Smaller messages leave in one piece with the lines around them."""
 

@@ -168,8 +168,8 @@ def _utf8_text(error: UnicodeDecodeError) -> str:
 def read_produce(
     data: Bytes, at: int, stop: int, count_max: int
 ) -> tuple[str, int, list[Bytes], bytes | None] | tuple[str, int, int, int]:
-    """Topic, partition and records of a Produce whose type is at `at`; with a single record, what comes before it. Of more
-    records than `count_max`, how many there are and where the first begins."""
+    """Topic, partition and records of a Produce whose type is at `at`; for a single record, also the bytes before it. For
+    more records than `count_max`, their number and the start of the first."""
     fields = _Fields(data, at + 1, stop)
     topic = fields.text("topic")
     partition = fields.u32("partition")

@@ -30,14 +30,14 @@ _SIZE_BYTES = 4
 _U64_MAX = 2**64 - 1
 
 ENCODED_AT_ONCE = 64 * 1024
-"""Bytes that become JSON in one go: about a millisecond."""
+"""Bytes encoded as JSON without a pause: about a millisecond."""
 OFFSETS_AT_ONCE = 4_096
 
 OFFSET_BYTES_MAX = 32
 """An offset and a comma, and the share of a request with one record in what is around them."""
 
 TEXTS_AT_ONCE = 128
-"""Produces that are decoded together. When one of them is wrong, those behind it are looked at again."""
+"""Produces that are decoded together. If one of them is invalid, the later ones are decoded again."""
 
 Partition = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
@@ -126,7 +126,7 @@ def repeats_a_name(payload: bytes) -> bool:
     only where the bytes could be such."""
     if b"\\" not in payload and sum(map(payload.count, _NAMES)) <= 1:
         return False
-    # Nothing but its name may be before the value that msgspec takes.
+    # Only its name may precede the value that msgspec decodes.
     values = list(_decode_raw(payload).values())
     before, value, _ = payload.strip().rpartition(bytes(values[-1]))
     if len(values) != 1 or not value:
@@ -163,7 +163,7 @@ def decode_records(text: bytes) -> list[Bytes]:
 
 
 def decode_record(numbers: bytes) -> Bytes:
-    """The bytes that the numbers between two brackets are. Raises ParseError."""
+    """The bytes given by the numbers between two brackets. Raises ParseError."""
     return decode_records(b"[[%b]]" % numbers)[0]
 
 
@@ -268,7 +268,7 @@ def produced(base_offset: int, count: int) -> bytes:
 
 
 def produced_in_slices(base_offset: int, count: int) -> Work[bytes]:
-    """As `produced`."""
+    """As `produced`, in slices."""
     pieces = []
     end = base_offset + count
     for start in range(base_offset, end, OFFSETS_AT_ONCE):

@@ -1,7 +1,7 @@
 """Requests of RustLog that are read in slices: produces of many records, and long JSON texts.
 
-A long JSON text is looked through once without making anything of its records (`msgspec.Raw`). Their text is then decoded
-some kilobytes at a time. A text that is no array of arrays of numbers is found out on the way.
+A long JSON text is scanned once without creating objects for its records (`msgspec.Raw`). Their text is then decoded a few
+kilobytes at a time, which also finds text that is not an array of arrays of numbers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from penstock.dialects.rustlog.requests import Fetch, OffsetCommit, OffsetFetch
 from penstock.model.slices import Work
 
 JSON_BYTES_MIN = 16 * 1024
-"""Longer JSON texts are read in slices: many tiny arrays take 80 ns a byte."""
+"""Longer JSON texts are read in slices: many tiny arrays take 80 ns per byte."""
 RECORDS_AT_ONCE = 1_000
-"""Binary produces of more records are read in slices, so many at a time."""
+"""Binary produces with more records are read in slices of this many."""
 
 _PIECE_BYTES = 16 * 1024
 _U32 = struct.Struct(">I")
@@ -39,7 +39,7 @@ class LargeProduce(NamedTuple):
     record_count: int
     payload: Bytes
     start: int
-    """Where the first record begins."""
+    """Start of the first record."""
 
 
 class LargeJson(NamedTuple):
@@ -99,7 +99,7 @@ def json_request(payload: Bytes, frame_bytes_max: int) -> Work[JsonProduce | Fet
         other = json_form.read_request(payload)
         assert not isinstance(other, json_form.ProduceBody), "it has no records"
         return other
-    # The others may be there too: then there are two names.
+    # The other names may be present, too: then the request has two names.
     if json_form.repeats_a_name(bytes(payload)):
         raise ParseError(json_form.ONE_NAME)
     yield None
@@ -108,13 +108,13 @@ def json_request(payload: Bytes, frame_bytes_max: int) -> Work[JsonProduce | Fet
 
 
 def _records(text: bytes, count_max: int) -> Work[list[Bytes]]:
-    """The records of an array of arrays of numbers, which is sound JSON."""
+    """The records of an array of arrays of numbers, which is valid JSON."""
     values: list[Bytes] = []
     if not text.startswith(b"["):
         json_form.decode_records(text)  # which says what is wrong
-    count = text.count(b"[") - 1  # of sound records, which have no brackets inside
+    count = text.count(b"[") - 1  # valid records have no brackets inside
     if count > count_max:
-        raise ParseError(f"{count} records; the offsets of {count_max} at most fit an answer")
+        raise ParseError(f"{count} records; an answer has room for {count_max} offsets")
     end = text.rindex(b"]")
     at = _BETWEEN_RECORDS.match(text, 1, end).end()  # type: ignore[union-attr]  # it matches anything
     while at < end:
@@ -130,7 +130,7 @@ def _records(text: bytes, count_max: int) -> Work[list[Bytes]]:
 
 
 def _long_record(text: bytes, at: int, end: int) -> Work[tuple[bytearray, int]]:
-    """A record whose numbers take more than a piece, and where it ends."""
+    """A record whose numbers are longer than a piece, and its end."""
     if not text.startswith(b"[", at):
         json_form.decode_records(b"[%b]" % text[at:end])
     value = bytearray()

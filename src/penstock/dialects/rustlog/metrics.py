@@ -1,8 +1,8 @@
 """The metrics of a listener in Prometheus' text format, with the names, types and HELP lines of the original.
 
-Messages, bytes, connections and lags are the listener's own; retention and compaction are the whole broker's. Latencies
-are 0, as they always are in the original: a dialect has no clock. Consumers are not throttled and segments are not skipped
-here, so those counters are 0 because it never happens.
+Messages, bytes, connections and lags are those of the listener; retention and compaction are those of the whole broker.
+Latencies are 0, as they always are in the original: a dialect has no clock. Consumers are never throttled and segments
+never skipped here, so those counters stay 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ListenerMetrics:
         self._lags: dict[tuple[str, int, str], int] = {}
 
     def note_lag(self, topic: str, partition: int, group: str, lag: int) -> None:
-        """Groups that fetched longest ago are forgotten first: their names are the clients' to choose."""
+        """Keep a bounded number of lags, because clients choose the group names. The least recent fetch is dropped first."""
         key = (topic, partition, group)
         self._lags.pop(key, None)
         self._lags[key] = lag

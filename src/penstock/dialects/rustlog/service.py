@@ -73,7 +73,7 @@ class RustLogService:
         return RunAppended(NO_FAULT if known else Fault.UNKNOWN_TOPIC_OR_PARTITION, 0, 0)
 
     def append_long(self, run: ProduceRun) -> Work[RunAppended | Pending[RunAppended]]:
-        """As `append`, for many records, making the topic if that is to be done."""
+        """As `append`, for many records. Creates the topic if needed and allowed."""
         appended = yield from self._append_long(run)
         if (
             isinstance(appended, Pending)
@@ -278,7 +278,7 @@ class RustLogService:
         return made.map(created)
 
     def topics(self) -> Work[list[bytes]]:
-        """A row for each topic, sorted by name; the broker's own topics are not listed, though they can be read."""
+        """A row for each topic, sorted by name. Internal topics are not listed, although they can be read."""
         rows: list[bytes] = []
         for number, name in enumerate(self.engine.topic_names(), 1):
             topic = self.engine.topic(name)

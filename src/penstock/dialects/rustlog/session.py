@@ -52,7 +52,7 @@ _SIZE = struct.Struct(">I")
 _OPENING_BRACE = 0x7B
 JSON_COST = 64
 JSON_COST_SHIFT = 4
-"""What looking for JSON produces costs, and how many bytes of JSON cost as much as a record of a run."""
+"""The cost of searching for JSON produces, and the bytes of JSON that cost as much as one record of a run."""
 COPIED_BYTES_MAX = 256 * 1024
 """Slices of bytes are cheaper than slices of a view: what one read delivers is copied once. Large frames are not."""
 
@@ -194,7 +194,7 @@ class RustLogSession:
         return self._answer_run(run, appended)
 
     def _perform_json(self, request: LargeJson) -> Work[Any]:
-        """Read it, perform it and encode its answer."""
+        """Read and perform the request, and encode its answer."""
         try:
             read = yield from large.json_request(request.payload, self._service.settings.frame_bytes_max)
         except json_form.ParseError as error:
@@ -220,7 +220,7 @@ class RustLogSession:
         return in_turn(found, self._encoded) if isinstance(found, Pending) else self._encoded(found)
 
     def _encoded(self, found: Fetched | Refusal) -> Any:
-        """The frame of a JSON answer that takes a while to encode; else what was found."""
+        """The frame of a JSON answer that takes long to encode; otherwise the result itself."""
         if isinstance(found, Refusal) or len(found.records) < large.RECORDS_AT_ONCE:
             size = 0 if isinstance(found, Refusal) else sum([len(record.value or b"") for record in found.records])
             if size <= json_form.ENCODED_AT_ONCE:
@@ -229,7 +229,7 @@ class RustLogSession:
         return self._service.engine.in_slices(self._encode(found), drop=True)
 
     def _encode(self, found: Fetched) -> Work[bytes | Refusal]:
-        records = cast("Sequence[Record]", found.records)  # JSON is made of values in memory
+        records = cast("Sequence[Record]", found.records)  # JSON is encoded from values in memory
         frame = yield from json_form.fetched(records, found.next_offset, self._service.settings.frame_bytes_max)
         self._metrics.messages_fetched += len(records)
         return self._service.too_large(records[0]) if frame is None else frame
@@ -289,7 +289,7 @@ class RustLogSession:
             if request.form is BINARY:
                 values = [b"" if record.value is None else record.value for record in result.records]
                 return binary_form.fetched(values, result.next_offset)
-            records = cast("Sequence[Record]", result.records)  # JSON is made of values in memory
+            records = cast("Sequence[Record]", result.records)  # JSON is encoded from values in memory
             frame = at_once(json_form.fetched(records, result.next_offset, self._service.settings.frame_bytes_max))
             if frame is not None:
                 return [frame]
