@@ -129,7 +129,7 @@ def reason(error: Any) -> str:
 
 
 def coordinator_problem(bootstrap: str, group: str) -> str | None:
-    """Why the coordinator of a group cannot store anything, if the broker says so. librdkafka does not pass it on."""
+    """Why the coordinator of a group cannot store anything, if the broker gives a reason. librdkafka does not return it."""
     from kio.schema.errors import ErrorCode
 
     from penstock.client.kafka import KafkaClient, KafkaError, KafkaSettings
@@ -152,7 +152,7 @@ def coordinator_problem(bootstrap: str, group: str) -> str | None:
 
 
 def request_bytes_max(bootstrap: str) -> int:
-    """The largest request that the broker reads, by its config; Kafka's default if it does not say."""
+    """The largest request that the broker accepts, from its config; Kafka's default if the config has none."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient, ConfigResource
 

@@ -34,8 +34,8 @@ _ORDER = ("data_dir", "listeners", "broker", "storage", "net", "topic_defaults",
 
 
 def converted(theirs: Mapping[Any, Any], dialect: str, environment: Mapping[str, str]) -> Result:
-    """Raises Misused for a value that is of no use in one of the brokers. Whether something that protects data or access
-    cannot be kept is in `Result.losses`."""
+    """Raises Misused for a value that is invalid in either broker. `Result.losses` lists settings that protect data or
+    access and cannot be kept."""
     broker = BROKERS[dialect]
     result = Result(dialect)
     # Neither broker deletes by age; ours does after a week when nothing is said.
@@ -59,7 +59,7 @@ def converted(theirs: Mapping[Any, Any], dialect: str, environment: Mapping[str,
 def _convert(broker: Broker, path: KeyPath, value: Any, said: Mapping[KeyPath, Any], result: Result) -> None:
     rule = broker.rule(path) or f"not a setting of {broker.name}"
     if not broker.is_known(path) and sounds_like_protection(path) and not says_off(value):
-        raise Weakened(f"not a setting of {broker.name} that is known here; remove it if it protects nothing")
+        raise Weakened(f"unknown setting of {broker.name}; remove it if it protects nothing")
     match rule:
         case str():
             raise WithoutCounterpart(rule)
@@ -161,8 +161,8 @@ def convert(
 ) -> None:
     """Print a Penstock config that does what another broker's config does.
 
-    Settings that have no counterpart are named on stderr and in comments of the file. A config that protects data or
-    access in a way that cannot be kept is not converted: exit code 1, and what would be lost on stderr.
+    Settings without a counterpart are listed on stderr and in comments of the file. A config that protects data or access
+    in a way that cannot be kept is not converted: the exit code is 1, and stderr lists what would be lost.
     """
     broker = BROKERS.get(source)
     if broker is None:

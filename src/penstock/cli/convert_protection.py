@@ -1,8 +1,8 @@
 """Settings of another broker that protect data or access, and what would be lost without them.
 
-A conversion that drops one of these in silence opens a broker to everybody, or leaves one copy of what had three. So it is
-refused. Doubt counts as protection: a switch that is not plainly off is on, and a key that nobody knows is taken for what it
-sounds like.
+A conversion that silently drops one of these would open a broker to everyone, or leave one copy of records that had three.
+So it is refused. In doubt a setting counts as protection: a switch that is not clearly off is on, and an unknown key is
+judged by its name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 KeyPath = tuple[Any, ...]
-"""A setting's names from the outermost section on; in YAML they need not be texts."""
+"""The names of a setting, from the outermost section on; in YAML they need not be strings."""
 
 _SOUNDS_LIKE = re.compile(
     r"tls|ssl|auth|secur|crypt|cipher|cert|password|secret|token|credential|acl|rbac|permission|user|allow|deny"
@@ -28,12 +28,12 @@ def sounds_like_protection(path: KeyPath) -> bool:
 
 
 def says_off(value: Any) -> bool:
-    """Of a key that is not known, or of an environment variable."""
+    """Words of an unknown key or an environment variable that indicate protection."""
     return not value or (isinstance(value, str) and value.strip().lower() in _OFF_WORDS)
 
 
 def switch_is_off(value: Any) -> bool:
-    """The broker itself takes true and false alone; whatever else was meant, it was not false."""
+    """Whether a switch is on. The broker accepts only true and false; any other value is not meant as false."""
     return value is None or value is False
 
 
@@ -62,7 +62,7 @@ class Protection:
     """The rule of a setting that protects something while it is on."""
 
     loss: str
-    """What would be without it."""
+    """The consequence of losing it."""
     reason: str
     """Why it has no counterpart when it is off."""
     is_off: Callable[[Any], bool] = switch_is_off
@@ -72,8 +72,8 @@ class Protection:
 
 @dataclass(frozen=True)
 class Detail:
-    """The rule of a setting that matters only while a switch is on. The switch must be in the file: otherwise an
-    environment variable of the broker may turn it on, which is not known here."""
+    """The rule of a setting that matters only while a switch is on. The switch must be in the file: otherwise an environment
+    variable of the broker, which is unknown here, may turn it on."""
 
     switch: KeyPath
     variable: str
@@ -88,7 +88,7 @@ Loss = tuple[KeyPath, Any, str]
 def losses_by_environment(
     rules: Mapping[KeyPath, Any], variables: Mapping[str, KeyPath], environment: Mapping[str, str]
 ) -> list[tuple[str, Loss]]:
-    """What environment variables of the broker turn on, by the variable's name."""
+    """Protection that environment variables of the broker turn on, by the name of the variable."""
     found = []
     for name, path in variables.items():
         rule = rules[path]

@@ -45,7 +45,7 @@ class WithoutCounterpart(Exception):
 
 
 class Weakened(Exception):
-    """A value that protects data or access there and cannot here; the text says what would be lost."""
+    """A value that protects data or access in the other broker only; the text says what would be lost."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Result:
     without_counterpart: list[tuple[KeyPath, Any, str]] = field(default_factory=list)
     """Key, value, and why it has none."""
     losses: list[str] = field(default_factory=list)
-    """Settings that protect something and cannot be kept, a line each: with one of them there is no result."""
+    """Settings that protect something and cannot be kept, one line each. If there are any, there is no result."""
     remarks: list[str] = field(default_factory=list)
 
     def set(self, section: str, key: str, value: Any) -> None:
@@ -79,9 +79,9 @@ class Broker:
     each setting, and without an address there is none."""
     read: Callable[[Path], Mapping[Any, Any]]
     variables: Mapping[str, KeyPath] = field(default_factory=dict)
-    """Environment variables of its own that turn protection on."""
+    """The broker's environment variables that turn protection on."""
     folds_case: bool = False
-    """Whether it reads keys in upper and lower case."""
+    """Whether keys are case-insensitive."""
 
     def rule(self, path: KeyPath) -> Rule | None:
         return self.rules.get(path) or self.rules.get((path[0], "*"))
@@ -90,11 +90,11 @@ class Broker:
         return any(known[:-1] == path for known in self.rules if len(known) > 1)
 
     def is_known(self, path: KeyPath) -> bool:
-        """Whether it is a setting, or one of a part of the broker that is not there at all."""
+        """Whether the path is a setting, or belongs to a part of the broker that Penstock does not have."""
         return path in self.rules or self.rule(path) == NOT_SERVED
 
     def spelled(self, path: KeyPath) -> KeyPath:
-        """The path as the rules have it, if only the case of its last name is another."""
+        """The path as in the rules, if only the case of its last name differs."""
         name = path[-1]
         if not self.folds_case or not isinstance(name, str):
             return path
@@ -256,7 +256,7 @@ def _log_json(value: Any, result: Result) -> None:
 
 
 def _acks(value: Any, result: Result) -> None:
-    """With `none` FlyMQ writes at once and syncs when a log is closed: what `storage.flush: os` does."""
+    """With `none`, FlyMQ writes at once and syncs when a log is closed, like `storage.flush: os`."""
     ours = {"all": ("all", "acks"), "leader": ("leader", "interval"), "none": ("leader", "os")}
     if not isinstance(value, str) or value not in ours:
         raise Unusable("is not one of all, leader, none")
@@ -273,8 +273,8 @@ def _zero_copy(value: Any, result: Result) -> None:
 
 
 def _cluster_addr(value: Any, result: Result) -> None:
-    """Any address is cluster mode, also of a single node. A topic that a produce creates has six partitions there, and one
-    without; `default_partitions`, which comes later, has the last word."""
+    """Any address means cluster mode, even for a single node. A topic that a produce creates has six partitions in cluster
+    mode, and one otherwise. `default_partitions`, which is applied later, overrides both."""
     if value == "":
         return
     _text(value)
@@ -306,7 +306,7 @@ def _cluster_id(value: Any, result: Result) -> None:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Go takes keys in any case, and merges what is there twice; which of the two would hold here is not to be guessed."""
+    """Reject duplicate keys. Go ignores the case of keys and merges duplicates; which value would win is not guessed."""
     seen: set[str] = set()
     for name, _ in pairs:
         if name.casefold() in seen:

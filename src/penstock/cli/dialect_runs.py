@@ -96,7 +96,7 @@ class DialectDelivery:
     def run(self, lines: BinaryIO, parser: LineParser, advance: Callable[[int, int], None]) -> bool:
         """Send every line; False when Ctrl-C ended it."""
         begun: list[bytes] = []
-        """The parts of a line that is not complete: joined once, for a line may have many."""
+        """The parts of an incomplete line, joined once, because a line may have many."""
         try:
             while chunk := lines.read1(_READ_BYTES):  # type: ignore[attr-defined]
                 if b"\n" in chunk:

@@ -67,7 +67,7 @@ def import_(
     ] = None,
     mapping: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="OLD=NEW[:PARTITION]", help="Rename a topic on import; can be given again."),
+        typer.Option("--map", metavar="OLD=NEW[:PARTITION]", help="Rename a topic on import; may be repeated."),
     ] = None,
     configs: Annotated[
         list[str] | None,
@@ -82,7 +82,7 @@ def import_(
         typer.Option("--progress", metavar="DIR", help="Where it is kept how far it came, until all is done."),
     ] = None,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Exit with 0 although something could not be imported.")
+        bool, typer.Option("--accept-loss", help="Exit with 0 even if something could not be imported.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -135,7 +135,7 @@ def _loss(report: Report) -> str:
     if report.skipped.losses:
         parts.append(f"{report.skipped.losses:,} skipped")
     what = "not everything can be imported" if report.dry_run else "not everything was imported"
-    return f"{what}: {', '.join(parts)}; see the report, or accept that with --accept-loss"
+    return f"{what}: {', '.join(parts)}; see the report; --accept-loss accepts it"
 
 
 def _mapping(pairs: list[str]) -> dict[str, str]:

@@ -37,11 +37,11 @@ app = command_app()
 
 _LINES_BETWEEN_POLLS = 500
 _RECORD_BYTES_MAX = 1_000_000_000
-"""librdkafka's own bound. The topic's max.message.bytes counts, and the largest request that the broker reads."""
+"""librdkafka's own limit. The topic's max.message.bytes and the broker's largest request apply instead."""
 _LARGE_BYTES = 64 * 1024
-"""From here on a record may be too large for a request: the broker is asked, once."""
+"""Size from which a record may be too large for a request: the broker is asked for its limit, once."""
 _REQUEST_OVERHEAD_BYTES = 2_000
-"""What a Produce request has besides its record, at most."""
+"""Maximum size of a Produce request without its record."""
 _TIMEOUT_S_MAX = 2_000_000
 """Three weeks: the client library counts milliseconds in 32 bits."""
 
@@ -210,7 +210,7 @@ class Delivery:
         self._headers = headers
         self._request_bytes_max = request_bytes_max
         self._packed = packed
-        """Whether records are compressed, so that a large one may fit a request."""
+        """Whether records are compressed, so that a large record may fit into a request."""
         self._accepted = 0
         self.failed: Counter[str] = Counter()
         """How many records failed, by reason."""
@@ -279,7 +279,7 @@ class Delivery:
         from confluent_kafka import KafkaError
 
         if error.code() == KafkaError._MSG_TIMED_OUT and self._fits_no_request(len(message)):
-            # the broker closes the connection before it reads such a request, and the client library tries again
+            # the broker closes the connection before it reads such a request, and the client library retries
             self.failed[self._too_large()] += 1
         else:
             self.failed[reason(error)] += 1

@@ -50,7 +50,7 @@ class Reading:
         self._group = ""
         self._bootstrap = ""
         self._look_at = 0.0
-        """When a waiting member asks next what is wrong with the group's coordinator."""
+        """When a waiting member next checks the state of the group's coordinator."""
         self._problem: str | None = None
         self._gone: str | None = None
         self._commit_failure: str | None = None
@@ -172,8 +172,8 @@ class Reading:
     # ------------------------------------------------------------------------------------------------ as a member
 
     def _check_coordinator(self) -> None:
-        """Fail if the group's coordinator cannot store anything, twice in a row: the client library would wait for it
-        without a word."""
+        """Fail if the group's coordinator cannot store anything in two consecutive checks: the client library would wait
+        silently."""
         problem = coordinator_problem(self._bootstrap, self._group)
         if problem is not None and self._problem is not None:
             raise Failed(f"group {self._group}: {problem}")

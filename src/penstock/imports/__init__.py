@@ -5,8 +5,8 @@
                            -> a stopped broker's data directory (offsets kept), or a running broker (new offsets)
                            -> read back, counted and compared
 
-Each reader is a module that fulfils `source.Reader`. It walks and opens the directory by `entries`, which leads nowhere
-else, trusts no index and no length, and never stops at damage: it says where the damage is and goes on after it where its
-format lets it. `survey` looks at a directory without writing; `offline` and `online` are the two ways to write; `run` puts
-the steps in order. Nothing here needs Spark: whoever wants the partitions read in parallel gives `run` another engine.
+Each reader is a module that implements `source.Reader`. It walks and opens the directory with `entries`, which never leaves
+it, trusts no index and no length, and does not stop at damage: it reports the damage and continues after it where its format
+allows. `survey` inspects a directory without writing; `offline` and `online` are the two ways to write; `run` puts the steps
+in order. Nothing here needs Spark: to read the partitions in parallel, pass another engine to `run`.
 """

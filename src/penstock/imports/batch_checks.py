@@ -1,8 +1,8 @@
-"""Whether a batch holds what its header claims.
+"""Whether the content of a batch matches its header.
 
-A checksum proves that a batch is as it was written, not that what was written is true: a header may claim two billion
-records and hold one. So the records of every batch are counted, by their lengths, and numbers that no broker gives are
-refused, since the broker that takes the log over goes on from them.
+A checksum proves that a batch is unchanged, not that its header is true: a header may claim two billion records for a batch
+of one. So the records of every batch are counted by their lengths, and numbers that no broker assigns are refused, because
+the broker that imports the log would continue from them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from penstock.records.record import RECORD_BYTES_MIN
 from penstock.records.varint import VARINT_BYTES_MAX, read_varint
 
 EPOCH_END = 1 << 30
-"""Leader epochs grow by one with every start of a broker, or every election."""
+"""Leader epochs grow by one with each start of a broker or each election."""
 _SAME_SIZE = 4
-"""After so many records of one size, more are expected."""
+"""Number of records of equal size after which more of that size are expected."""
 _RUN_MAX = 4096
 
 
 def batch_problem(batch: Batch) -> str | None:
-    """What is wrong with a batch whose checksum fits, or None."""
+    """What is wrong with a batch whose checksum matches, or None."""
     count, room = batch.count, batch.last_offset_delta + 1
     if not 0 <= count <= room:
         return f"the batch claims {count} records and has offsets for {room}"
@@ -42,13 +42,13 @@ def batch_problem(batch: Batch) -> str | None:
 
 
 def has_records(data: bytes, count: int) -> bool:
-    """Whether exactly `count` records lie in `data`, as their lengths say. Raises BatchError for a length that is none."""
+    """Whether `data` has exactly `count` records, by their lengths. Raises BatchError for an invalid length."""
     at, size, left = 0, len(data), count
     if left * RECORD_BYTES_MIN > size:
         return False
     previous = same = 0
     while left and at < size - 1:
-        # Lengths of one and two bytes are taken in place: a call would double the cost.
+        # Lengths of one and two bytes are decoded inline: a call would double the cost.
         raw, high = data[at], data[at + 1]
         if raw < 0x80:
             record_bytes = 1 + (raw >> 1)
@@ -74,7 +74,7 @@ def has_records(data: bytes, count: int) -> bool:
 
 
 def _run(data: bytes, at: int, count: int, record_bytes: int) -> int:
-    """How many of the next `count` records have the size of the one before them, by comparing lengths all at once."""
+    """Number of the next `count` records that have the size of the one before, by comparing all lengths at once."""
     run = count
     for byte in range(VARINT_BYTES_MAX):
         expected = data[at + byte - record_bytes]

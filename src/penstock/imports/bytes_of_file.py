@@ -22,7 +22,7 @@ class FileBytes:
     __slots__ = ("_fd", "_window", "_window_start", "modified_ms", "path", "size")
 
     def __init__(self, path: str | Path, size: int | None = None) -> None:
-        """`size` is what of it is looked at: a live broker may have appended meanwhile."""
+        """Only the first `size` bytes are read: a running broker may append meanwhile."""
         self.path = path
         self._fd = open_regular(path)
         status = os.fstat(self._fd)
@@ -62,9 +62,9 @@ class FileBytes:
         return -1
 
     def matches(self, pattern: re.Pattern[bytes], pattern_bytes: int, position: int, end: int) -> Iterator[int]:
-        """Every position from `position` to before `end` at which `pattern`, which is `pattern_bytes` long, matches.
+        """Every position from `position` up to, but not including, `end` where `pattern` matches `pattern_bytes` bytes.
 
-        Matches may overlap. The caller may read elsewhere in the file between two of them.
+        Matches may overlap. The caller may read other parts of the file between two matches.
         """
         end = min(end, self.size - pattern_bytes + 1)
         while position < end:
@@ -74,7 +74,7 @@ class FileBytes:
             while found is not None:
                 yield position + found.start()
                 found = pattern.search(window, found.start() + 1)
-            if len(window) < length:  # the file became shorter
+            if len(window) < length:  # the file was truncated
                 return
             position += length - pattern_bytes + 1
 

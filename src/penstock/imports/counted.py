@@ -1,7 +1,6 @@
-"""Records that carry no offset: FlyMQ's and FluxGo's. They are numbered by their place in the file.
+"""Records without an offset: FlyMQ's and FluxGo's. They are numbered by their position in the file.
 
-An index, if there is one, says where records begin. It never says how many there are: FluxGo's loses entries at every
-restart.
+An index, if there is one, gives the starts of records but not their number: FluxGo's index loses entries at each restart.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from penstock.imports.frames import ZEROS, Frame, Head, Parse, what_is_wrong
 from penstock.imports.source import Findings
 
 ZEROS_BYTES = 4096
-"""So many zeros are hardly empty records, unless an index says so."""
+"""Zeros that are not taken for empty records, unless an index lists them."""
 _AGREEING = 3
-"""So many records in a row make a place believable."""
+"""Consecutive records that confirm a position."""
 
 
 def counted_frames(
@@ -28,11 +27,11 @@ def counted_frames(
     head: Head | None = None,
     blank_bytes: int = 0,
 ) -> Iterator[tuple[int, Frame]]:
-    """Frames that carry no offset, each with its number in the file.
+    """Frames without an offset, each with its number in the file.
 
-    `anchors` are places where records begin, as an index says, with their numbers. With a `head` the lengths of a frame
-    vouch for each other, and a place to go on from can be found without an index. `blank_bytes` is the size of a record
-    that is all zeros, if the format has one.
+    `anchors` are the starts of records listed by an index, with their numbers. With a `head`, the lengths of a frame confirm
+    each other, and the search after damage needs no index. `blank_bytes` is the size of a record that is all zeros, if the
+    format has one.
     """
     position = number = 0
     places = sorted(anchors)
@@ -59,7 +58,7 @@ def counted_frames(
 
 
 def _remembering(parse: Parse) -> Parse:
-    """Most places are asked for twice in a row: as the end of a frame, and as the next one."""
+    """The last frame read: most positions are read twice in a row, as the end of a frame and as the next frame."""
     last: tuple[int, Frame | None] = (-1, None)
 
     def parse_once(file: FileBytes, position: int) -> Frame | None:
@@ -72,7 +71,7 @@ def _remembering(parse: Parse) -> Parse:
 
 
 def _are_zeros(file: FileBytes, position: int, places: list[int]) -> bool:
-    """Whether many zeros begin here that the index does not know as records, or after its last record nothing else."""
+    """Whether many zeros start here that the index does not list as records, or only zeros follow its last record."""
     at = bisect_left(places, position)
     if at < len(places) and places[at] == position:
         return False
@@ -89,14 +88,14 @@ def _next_anchor(file: FileBytes, parse: Parse, places: list[int], position: int
 
 
 def _misleads(file: FileBytes, parse: Parse, frame: Frame, anchors: Mapping[int, int], places: list[int]) -> bool:
-    """Whether the frame leads to a place where no record begins, and the index knows better."""
+    """Whether no record starts at the end of the frame, and the index lists another one."""
     if not places or frame.end in anchors or frame.end >= places[-1]:
         return False
     return parse(file, frame.end) is None
 
 
 def _hides(file: FileBytes, parse: Parse, head: Head, position: int, frame: Frame) -> bool:
-    """Whether the frame leads to a place where no record begins, and there are records inside it."""
+    """Whether no record starts at the end of the frame, and there are records inside it."""
     if frame.end == file.size or parse(file, frame.end) is not None:
         return False
     inside = (place for place in head.places(file, position + 1) if place < frame.end)
@@ -104,7 +103,7 @@ def _hides(file: FileBytes, parse: Parse, head: Head, position: int, frame: Fram
 
 
 def runs_on(file: FileBytes, parse: Parse, position: int) -> bool:
-    """Whether several records in a row begin here, or all that are left."""
+    """Whether several consecutive records start here, or all that are left."""
     for _ in range(_AGREEING):
         frame = parse(file, position)
         if frame is None:

@@ -2,10 +2,10 @@
 
     record = offset i64 | key length u16 | key | value length u32 | value          (big-endian)
 
-Its broker refuses a file with a torn tail; here the tail is left out and reported. Requests that arrive at the same time
-open a log several times, and each handle counts offsets on its own: records whose offset was given before get the next
-free one, in file order, and the report counts them. Records have no time; they get that of the file's last change. Empty
-keys stay empty, as the dialect writes them.
+Its broker refuses a file with a torn tail; here the tail is left out and reported. Simultaneous requests open a log several
+times, and each handle counts offsets by itself. A record whose offset is already used gets the next free one, in file order,
+and the report counts it. Records have no timestamp; they get the modification time of the file. Empty keys stay empty, as
+the dialect writes them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A directory that nobody vouches for: walked and opened so that it can lead nowhere else, and never waits.
+"""Walks and opens an untrusted directory without leaving it or blocking.
 
-Symbolic links below the directory are not followed, wherever they lead. Only regular files are opened: opening a named pipe
-would wait for a writer, and a device is no data of a broker. All of these are reported, as are folders that cannot be read.
-One folder's names are in memory at a time, and the number of entries is bounded.
+Symbolic links below the directory are never followed. Only regular files are opened: opening a named pipe would wait for a
+writer, and a device is not broker data. All of these are reported, as are folders that cannot be read. The names of one
+folder are in memory at a time, and the number of entries is bounded.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _KINDS = (
 class Folder(NamedTuple):
     path: Path
     name: str
-    """Below the root, with slashes; "" for the root itself."""
+    """Path relative to the root, with slashes; "" for the root itself."""
     files: dict[str, int]
     """Sizes of the regular files, in the order of names."""
     folders: list[str]
-    """Those inside it. The walk goes on in the ones that stay in the list."""
+    """Subfolders. The walk continues in those that stay in the list."""
 
     @property
     def parts(self) -> list[str]:
         return self.name.split("/")
 
     def skip_rest(self, skips: Skips, why: str, is_known: Callable[[str], bool]) -> None:
-        """Report the files that are left, unless they are known to be no data. An empty one is no loss."""
+        """Report the files that are left, except those known to hold no data. An empty file is not a loss."""
         for name, size in self.files.items():
             if not is_known(name):
                 skips.add(f"{self.name}/{name}" if self.name else name, why, is_loss=size > 0)
 
     def skip_whole(self, skips: Skips, why: str) -> None:
-        """Report the folder, and do not go into it."""
+        """Report the folder and do not enter it."""
         skips.add(self.name, why, is_loss=bool(self.files or self.folders))
         self.folders.clear()
 
     def take_segments(self, suffix: str, digits: int | None = None) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Take the files named by their first offset out of `files`: paths in the order of offsets, and sizes."""
+        """Remove the files named by their first offset from `files`. Returns their paths in order of offsets, and sizes."""
         found = []
         for name, size in list(self.files.items()):
             stem = name.removesuffix(suffix)
@@ -65,7 +65,7 @@ class Folder(NamedTuple):
 
 
 def walk(root: Path, skips: Skips) -> Iterator[Folder]:
-    """The folders of a directory, each before those inside it. Raises OSError when the directory itself cannot be read."""
+    """The folders of a directory, parents first. Raises OSError if the directory itself cannot be read."""
     seen = 0
     waiting = [""]
     while waiting:
@@ -81,7 +81,7 @@ def walk(root: Path, skips: Skips) -> Iterator[Folder]:
         except OSError as error:
             if not name:
                 raise
-            if not isinstance(error, FileNotFoundError):  # its broker may have removed it just now
+            if not isinstance(error, FileNotFoundError):  # a running broker may just have removed it
                 skips.add(name, f"cannot be read: {error.strerror or error}")
             continue
         ordered = sorted(folder.files.items())
@@ -110,7 +110,7 @@ def _note(entry: os.DirEntry[str], folder: Folder, skips: Skips) -> None:
 
 
 def open_regular(path: str | Path) -> int:
-    """A descriptor of a regular file; raises OSError for everything else, and does not wait."""
+    """Open a regular file. Raises OSError for anything else, without blocking."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -122,7 +122,7 @@ def open_regular(path: str | Path) -> int:
 
 
 def read_small(path: Path, bytes_max: int) -> bytes:
-    """A whole file; raises OSError if it has more than `bytes_max`, or is none."""
+    """The content of a regular file. Raises OSError if it has more than `bytes_max` bytes."""
     with open(open_regular(path), "rb") as file:
         data = file.read(bytes_max + 1)
     if len(data) > bytes_max:

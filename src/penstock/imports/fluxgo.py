@@ -58,7 +58,7 @@ def _is_commit(name: str) -> bool:
 
 
 def _is_log(name: str) -> bool:
-    """FluxGo takes the folder of committed offsets for a log, and makes files in it."""
+    """Files in the folder of committed offsets: FluxGo treats it as a log, too."""
     return name.endswith((".log", ".index"))
 
 

@@ -7,10 +7,10 @@
                number of headers i32 | (name length u16 | name | value length u16 | value)... | time in ms i64
     commits    __consumer_offsets/<topic>_<group>.json                         {group_id, topic, offsets: {"0": n}}
 
-Either length may be in either layout: a file has the one with which its records follow each other. Either message may be in
-either too, also both in one file: what a record's length leaves after key and value is nothing in one encoding, and exactly
-headers and a time in the other. That the lengths agree is also how damage is told and a place to go on from is found. The
-index, which the server leaves a megabyte long when it is killed, is not needed. Messages without a time get that of the
+Both layouts may have either width of the length: a file has the one with which its records follow each other. Both may also
+have either message encoding, even mixed in one file: after key and value, a record has nothing left in one encoding, and
+exactly headers and a time in the other. Agreeing lengths also detect damage and find the next record after it. The index,
+which a killed server leaves at one megabyte, is not needed. Messages without a time get that of the
 segment's last change.
 """
 
@@ -94,7 +94,7 @@ _KNOWN_FILES: dict[str, Callable[[str], bool]] = {
     "audit": lambda _: True,
     "raft": lambda _: True,
 }
-"""What is no data of topics, by the folder of the root that it is in."""
+"""Folders of the root that hold no topic data."""
 
 
 def _place(name: str) -> tuple[str, int, str] | None:
@@ -145,11 +145,11 @@ _FORMS = {
     DOCUMENT: _Form(_LENGTH, Head.of(rb"(?!\0\0\0[\0-\7])[\0-\2].{3}[\0-\2].{3}", 8)),
     SERVER: _Form(_LONG_LENGTH, Head.of(rb"\0{4}(?!\0\0\0[\0-\7])[\0-\2].{3}[\0-\2].{3}", 12)),
 }
-"""By the layout that has it. A length of at least 8, then that of a key."""
+"""Start of a record, by layout: a length of at least 8, then the length of a key."""
 
 
 def _form_of(file: FileBytes, layout: str) -> _Form:
-    """The form in which records follow each other from the earliest place on; its layout's if none does."""
+    """The form in which records follow each other from the earliest position on; the default of the layout if none does."""
     first: list[tuple[int, _Form]] = []
     for form in sorted(_FORMS.values(), key=lambda one: one is not _FORMS[layout]):
         if runs_on(file, form.parse, 0):
@@ -179,7 +179,7 @@ def _parse_message(file: FileBytes, start: int, length: int) -> Frame | None:
 
 
 def _read_rest(message: bytes, at: int) -> tuple[Headers, int] | None:
-    """Headers and time, if that is what the message ends with."""
+    """Headers and time, if the message ends with them."""
     if len(message) < at + _COUNT.size + _TIME.size:
         return None
     count = _COUNT.unpack_from(message, at)[0]

@@ -1,12 +1,12 @@
-"""Records that lie one behind the other in a file, each with its own length: what the readers of such files share.
+"""Records that follow each other in a file, each with its own length: code shared by the readers of such files.
 
-None of the five small brokers has a checksum over a whole record, so what vouches for a record differs:
+None of the five small brokers has a checksum over a whole record, so records are validated in different ways:
 
-    numbered    its offset, and that a record with a natural offset follows it (Day1, RustLog)
-    checked     lengths that agree with each other, and the payload's checksum (MiniKafka)
-    counted     lengths that agree with each other, or an index that says where records begin (FlyMQ, FluxGo)
+    numbered    by their offset, and a following record with a natural offset (Day1, RustLog)
+    checked     by lengths that agree with each other, and the checksum of the payload (MiniKafka)
+    counted     by lengths that agree with each other, or an index of the starts of records (FlyMQ, FluxGo)
 
-Bytes that are no record are reported, and the search continues after them for the next place where one begins.
+Other bytes are reported, and the search continues after them for the start of the next record.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.imports.bytes_of_file import FileBytes
 from penstock.records.record import Headers
 
 SEARCH_BYTES_MAX = 256 * 1024 * 1024
-"""How far after damage a record is looked for: more than the largest record of any of these brokers."""
+"""Distance after damage within which the next record is searched: more than the largest record of these brokers."""
 SEARCH_TRIES_MAX = 2_000_000
-"""How many places are tried: about ten seconds."""
+"""Number of positions tried: about ten seconds."""
 
 CUT_OFF = "the file ends inside a record, or its length is wrong"
 ZEROS = "zeros instead of records"
@@ -35,7 +35,7 @@ class Frame(NamedTuple):
     offset: int
     """-1 where the format has none."""
     timestamp: int
-    """The record's, or where it has none that of the file's last change."""
+    """The record's timestamp, or the modification time of the file if it has none."""
     key: bytes | None
     value: bytes
     sound: bool = True
@@ -48,18 +48,18 @@ Parse = Callable[[FileBytes, int], Frame | None]
 
 
 class Head(NamedTuple):
-    """What the first bytes of a record look like, so that most places of a file need not be tried."""
+    """A pattern for the first bytes of a record, so that most positions of a file need not be tried."""
 
     pattern: re.Pattern[bytes]
     length: int
-    """Of what the pattern matches."""
+    """Number of bytes that the pattern matches."""
 
     @classmethod
     def of(cls, pattern: bytes, length: int) -> Head:
         return cls(re.compile(pattern, re.DOTALL), length)
 
     def places(self, file: FileBytes, position: int) -> Iterator[int]:
-        """Where a record may begin, from `position` on, within the bounds of a search."""
+        """Possible starts of records from `position` on, within the bounds of a search."""
         end = min(file.size, position + SEARCH_BYTES_MAX)
         for tried, place in enumerate(file.matches(self.pattern, self.length, position, end)):
             if tried == SEARCH_TRIES_MAX:
@@ -68,5 +68,5 @@ class Head(NamedTuple):
 
 
 def what_is_wrong(file: FileBytes, end: int) -> str:
-    """Why there is no record where one should begin; `end` is where the next one does."""
+    """Why no record starts at a position; `end` is the start of the next record."""
     return CUT_OFF if end == file.size else WRONG_LENGTH

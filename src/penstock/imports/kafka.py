@@ -1,9 +1,9 @@
 """A data directory of Apache Kafka, or of another Penstock: the format is ours too, so batches come over as they are.
 
-Every batch is checked against its CRC, and its records are counted. A damaged one is left out, and the scan goes on at the
-next sound batch: right after it where its length can be believed, else wherever one begins. Indexes and snapshots are not
-read; the log says it all. Kafka's own topics are not taken over: of `__consumer_offsets` the committed offsets are, and
-producers are known from the logs. Batches of the formats before 0.11 (magic 0 and 1) are reported as what cannot be read.
+Every batch is checked against its CRC, and its records are counted. A damaged batch is left out, and the scan continues at
+the next valid one: directly after it if its length is plausible, otherwise at the next start of a batch. Indexes and
+snapshots are not read; the log is sufficient. Kafka's own topics are not imported, except the committed offsets in
+`__consumer_offsets`. Batches of formats before 0.11 (magic 0 and 1) are reported as unreadable.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ START_OFFSETS = "log-start-offset-checkpoint"
 _PARTITION = re.compile(r"(?P<topic>.+)-(?P<number>[0-9]+)", re.DOTALL)
 _LEFT_BEHIND = ("-delete", "-future", "-stray")
 _NO_DATA = frozenset({".trash", ".import"})
-"""Folders of a Penstock that hold what is deleted, or imported."""
+"""Folders of a Penstock data directory for deleted or imported partitions."""
 _ROOT_FILES = frozenset(
     {
         ".kafka_cleanshutdown",
@@ -74,7 +74,7 @@ def find(root: Path) -> Found:
 
 
 def _partitions(root: Path, skips: Skips) -> Iterator[SourcePartition]:
-    """Those of Kafka's own topics too, by topic and number."""
+    """Partitions by topic and number, including those of Kafka's own topics."""
     found = []
     for folder in walk(root, skips):
         match = _PARTITION.fullmatch(folder.name)
@@ -117,7 +117,7 @@ def sound_batches(path: Path, findings: Findings) -> Iterator[tuple[int, Batch]]
 
 
 def scan_past_damage(path: Path, damaged_by: Callable[[Damage, int], None]) -> Iterator[tuple[int, Batch]]:
-    """Every sound batch with its position; `damaged_by` is called with each damage and its length in bytes."""
+    """Every valid batch with its position; `damaged_by` is called with each damage and its length in bytes."""
     position = 0
     following = base_offset_of(path)
     while True:

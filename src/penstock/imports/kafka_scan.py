@@ -1,8 +1,7 @@
 """The fast way through segment files of Kafka's format: every batch checked, nothing kept, one buffer for all.
 
-Each batch can be used until the next is asked for: its bytes are overwritten then. It also notes stretches of
-sound ones with a checksum over all their bytes, which is what a copy is compared with, piece by piece and without looking
-at batches again.
+Each batch is valid until the next one is requested: then its bytes are overwritten. The scan also notes stretches of valid
+batches with a checksum over all their bytes. A copy is compared with these piece by piece, without decoding batches again.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class KafkaScan:
         while position < size:
             filled = os.preadv(fd, [self._buffer[: size - position]], position)
             if not filled:
-                raise OSError(f"{file} became shorter while it was read")
+                raise OSError(f"{file} was truncated while it was read")
             at = 0
             reason = ""
             while at < filled:
@@ -97,7 +96,7 @@ class KafkaScan:
             if at + size > left:
                 return f"a batch of {size} bytes is cut off"
             if size > IMPORT_BATCH_BYTES_MAX:
-                return f"a batch of {size} bytes; at most {IMPORT_BATCH_BYTES_MAX} are read"
+                return f"a batch of {size} bytes exceeds the limit of {IMPORT_BATCH_BYTES_MAX}"
             if at == 0:
                 self._buffer = memoryview(bytearray(size))
             return ""

@@ -1,4 +1,4 @@
-"""Where the next sound batch begins after damage in a segment file of Kafka's format."""
+"""Finds the next valid batch after damage in a segment file of Kafka's format."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, Bat
 _MAGIC_AT = 16
 _LENGTH_AT = 8
 _SEARCH_BYTES_MAX = 64 * 1024 * 1024
-"""How far after damage a sound batch is looked for."""
+"""Distance after damage within which a valid batch is searched."""
 _CHECKED_BYTES_MAX = 1024 * 1024 * 1024
-"""How much is read for the checksums of what looks like a batch: anything may look like one."""
+"""Bytes read for the checksums of possible batches: any bytes may look like a batch."""
 
 
 def next_sound(path: Path, damaged: int, following: int) -> int | None:
-    """Where the next sound batch with offsets from `following` on begins after `damaged`."""
+    """Start of the next valid batch after `damaged` with offsets from `following` on."""
     with FileBytes(path) as file:
         head = file.at(damaged, HEADER_BYTES)
         if len(head) == HEADER_BYTES:
@@ -44,7 +44,7 @@ def next_sound(path: Path, damaged: int, following: int) -> int | None:
 
 
 def _header(file: FileBytes, position: int, following: int) -> Batch | None:
-    """The header there, if it could be that of a batch."""
+    """The header at a position, if it could be that of a batch."""
     head = file.at(position, HEADER_BYTES)
     if len(head) < HEADER_BYTES:
         return None

@@ -4,13 +4,13 @@
               payload                                              (big-endian; total counts what follows it)
     commits = records of `__consumer_offsets`: key `group:topic:partition`, payload the offset in decimal digits
 
-After a restart MiniKafka begins with id 0 again in every partition, in files that may hold older records; and producers
-that write at the same time repeat ids and overtake each other. So records come in the order in which they lie in a file.
-Where ids fall back, another file of the partition may hold older records: those come first, by their times. Records whose
-id was given before get the next free offset, and the report counts them.
+After a restart MiniKafka starts at id 0 again in every partition, in files that may hold older records. Producers that write
+at the same time repeat ids and overtake each other. So records are imported in the order of the file. Where ids fall back,
+another file of the partition may hold older records: those come first, by their times. A record whose id is already used
+gets the next free offset, and the report counts it.
 
 A committed offset is one above the id of the last record that the group has read. It becomes the offset after that record:
-the last one with that id that was there when the offset was committed.
+the last one with that id at the time of the commit.
 
 Keys lie there as UTF-8 of the bytes that were sent, each taken for a character; they come over as those bytes.
 """
@@ -64,7 +64,7 @@ def find(root: Path) -> Found:
 
 
 def _partitions(root: Path, skips: Skips) -> Iterator[SourcePartition]:
-    """Those of its own topic too. A topic with a slash lies in nested folders."""
+    """All partitions, including those of its own topic. A topic with a slash is in nested folders."""
     top = ""
     for folder in walk(root, skips):
         if not folder.name and LOGS in folder.folders:
@@ -96,13 +96,13 @@ def _numbered(partition: SourcePartition, findings: Findings) -> Iterator[tuple[
 
 @dataclass(slots=True)
 class _Cursor:
-    """How far a file has been read."""
+    """Progress of reading a file."""
 
     path: str
     size: int
     position: int = 0
     time: int = 0
-    """The latest so far, or that of the next record: times in a file rise, unless a clock was set back."""
+    """The latest time so far, or that of the next record: times in a file rise, unless a clock was set back."""
 
 
 def _in_order(partition: SourcePartition, findings: Findings) -> Iterator[Frame]:
@@ -128,7 +128,7 @@ def _first_time(cursor: _Cursor) -> int:
 
 
 def _until_older(cursor: _Cursor, next_time: int | None, findings: Findings) -> Iterator[Frame]:
-    """The frames of a file, up to one whose id falls back and that is younger than what waits in another file."""
+    """The frames of a file, up to one whose id falls back and that is newer than the next frame of another file."""
     highest = -1
     with FileBytes(cursor.path, cursor.size) as file:
         for position, frame in checked_frames(file, _parse, _HEAD_OF, findings, cursor.position):
@@ -168,7 +168,7 @@ def _sent(stored: bytes) -> bytes:
 
 
 _HEAD_OF = Head.of(rb"(?!\0\0\0[\0-\x1b])[\0-\x05].{23}\0\0[\0-\x08]", 27)
-"""A length of at least 28 and of at most a hundred million, and a key of at most 2048 bytes."""
+"""Start of a record: a length from 28 to a hundred million, and a key of at most 2048 bytes."""
 
 
 def commits(root: Path, findings: Findings) -> list[Commit]:
@@ -211,12 +211,12 @@ def _committed_place(key: bytes) -> tuple[str, str, int] | None:
 
 
 def _offsets_now(partition: SourcePartition, committed: list[tuple[int, int]]) -> list[int]:
-    """The offsets that ids have now, each committed at a time, by one reading of the partition."""
+    """The new offsets of ids that were committed at given times, found by reading the partition once."""
     by_id: dict[int, list[int]] = {}
     for number, (record_id, _) in enumerate(committed):
         by_id.setdefault(record_id - 1, []).append(number)
     offsets = [-1] * len(committed)
-    # A group may stand at an id that no record precedes: it goes on at the first record from there on.
+    # A group's position may be an id without a preceding record: it continues at the first record from there on.
     rising = sorted(range(len(committed)), key=lambda number: committed[number][0])
     fallback = [-1] * len(committed)
     reached = end = 0

@@ -1,12 +1,12 @@
-"""Records without a checksum that carry their offset: Day1's and RustLog's.
+"""Records with an offset and without a checksum: Day1's and RustLog's.
 
-Offsets need not rise. Day1 opens a log once more for every request that comes while another one has it, and each handle
-counts on its own, so a log that several producers wrote to repeats offsets and jumps back. What no handle can do is jump
-ahead of all offsets before: each begins after a record that is in the file. So an offset is natural up to one above the
-highest so far, and a record is believed when its lengths lead to a record with a natural offset, or to the end of the file.
+Offsets need not rise. Day1 opens a log again for each request that arrives while another one has it open, and each handle
+counts by itself, so a log written by several producers repeats offsets and jumps back. No handle can jump ahead of all
+earlier offsets, because each starts after a record that is in the file. So an offset is natural up to one above the highest
+so far, and a record is accepted if its lengths lead to a record with a natural offset, or to the end of the file.
 
-An offset further ahead is a gap (RustLog's compaction leaves some, damage too) or is damaged itself: the record after it
-tells. A damaged offset costs no record, since records are numbered again where offsets make no sense (`numbering`).
+An offset further ahead is a gap (left by RustLog's compaction, or by damage) or is damaged itself; the next record decides.
+A damaged offset does not lose its record, because records with invalid offsets are renumbered (`numbering`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from penstock.imports.numbering import number_frames
 from penstock.imports.source import Findings, SourcePartition, SourceRecord
 
 GAP_MAX = 1 << 31
-"""A larger step from one offset to the next is damage."""
+"""Step from one offset to the next above which it is damage."""
 ZEROS_BYTES = 512
-"""A sector. So many zeros are no records, although a format may have records that are all zeros."""
+"""The size of a sector. This many zeros are not records, although a format may have records that are all zeros."""
 EARLY_OFFSET = 64
-"""Below it records of offset 0 are natural: many requests may open a log while it is empty."""
+"""Position up to which records with offset 0 are natural: many requests may open a log while it is empty."""
 _AGREEING = 3
-"""So many records in a row make a place believable."""
+"""Consecutive records that confirm a position."""
 
 LEADS_NOWHERE = "the record's length is wrong: no record follows it"
 
 Peek = Callable[[FileBytes, int], int | None]
-"""The offset that stands at a position, whatever the lengths there say; None where the file ends before it."""
+"""The offset stored at a position, whatever the lengths there are; None if the file ends before it."""
 
 
 class NumberedFormat(NamedTuple):
@@ -39,11 +39,11 @@ class NumberedFormat(NamedTuple):
     peek: Peek
     head: Head
     record_bytes_min: int
-    """Of a record without key and value, which with offset 0 is all zeros."""
+    """Size of a record without key and value, which is all zeros with offset 0."""
 
 
 def numbered_records(partition: SourcePartition, form: NumberedFormat, findings: Findings) -> Iterator[SourceRecord]:
-    """The records of files without times; an offset that was given before becomes the next free one."""
+    """The records of files without times. An offset that is already used becomes the next free one."""
     for offset, frame in number_frames(_frames(partition, form, findings), findings):
         yield SourceRecord(offset, frame.timestamp, frame.key, frame.value)
 
@@ -55,7 +55,7 @@ def _frames(partition: SourcePartition, form: NumberedFormat, findings: Findings
 
 
 def numbered_frames(file: FileBytes, form: NumberedFormat, findings: Findings) -> Iterator[Frame]:
-    """Frames in file order with the offsets that stand in them."""
+    """Frames in file order with their stored offsets."""
     scan = _Scan(file, form)
     position = 0
     while position < file.size:
@@ -83,7 +83,7 @@ class _Scan:
         self._file = file
         self._form = form
         self._highest = -1
-        """Of the offsets so far."""
+        """The highest offset so far."""
 
     def note(self, frame: Frame) -> None:
         self._highest = self._highest_after(frame)
@@ -98,7 +98,7 @@ class _Scan:
         return frame.offset if is_known else self._highest + 1
 
     def believe(self, frame: Frame, position: int) -> bool:
-        """Whether the frame's lengths lead to where another record begins: then its offset is noted."""
+        """Whether another record starts at the end of the frame. If so, its offset is noted."""
         highest = self._highest_after(frame)
         following = self._form.peek(self._file, frame.end)
         is_natural = frame.offset > 0 and following is not None and 0 < following <= highest + 1
@@ -136,13 +136,13 @@ class _Scan:
         return frame.offset >= 0 and 0 < following - frame.offset <= GAP_MAX
 
     def is_before_damage(self, frame: Frame, following: int) -> bool:
-        """Whether a frame that leads nowhere is sound, and the bytes after it are not: the next offset after the damage
-        shows that more than this record is missing."""
+        """Whether a frame without a following record is valid and the bytes after it are not: the next offset after the
+        damage shows that more than this record is missing."""
         offset = self._form.peek(self._file, following)
         return frame.offset == self._highest + 1 and following >= frame.end and (offset or 0) > frame.offset + 1
 
     def resume(self, damaged: int) -> int | None:
-        """Where records go on after damage, if anywhere."""
+        """Where records continue after damage, if anywhere."""
         for place in self._form.head.places(self._file, damaged + 1):
             # No more records are missing than the damaged bytes could hold.
             highest = self._highest + 1 + (place - damaged) // self._form.record_bytes_min
@@ -151,8 +151,8 @@ class _Scan:
         return None
 
     def _chain(self, position: int, highest: int) -> bool:
-        """Whether several records in a row begin here, or all that are left: with natural offsets, or after a gap with
-        rising ones."""
+        """Whether several consecutive records start here, or all that are left: with natural offsets, or with rising ones
+        after a gap."""
         previous: int | None = None
         is_after_gap = False
         for _ in range(_AGREEING):
@@ -175,5 +175,5 @@ class _Scan:
         return frame.offset == 0 and frame.end - position == self._form.record_bytes_min
 
     def _are_zeros(self, position: int) -> bool:
-        """Whether a sector's worth of zeros begins here, or nothing but zeros follows."""
+        """Whether a sector of zeros starts here, or only zeros follow."""
         return not self._file.at(position, ZEROS_BYTES).strip(b"\0")

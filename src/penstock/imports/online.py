@@ -43,7 +43,7 @@ class SendJob(NamedTuple):
     start_offset: int
     end_offset: int
     damaged_bytes: int
-    """What the survey found: the partition is read a second time, and must be the same."""
+    """The findings of the survey: the partition is read a second time and must be unchanged."""
 
 
 class Sent(NamedTuple):

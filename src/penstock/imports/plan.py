@@ -31,7 +31,7 @@ class Plan:
     names: dict[str, str] = field(default_factory=dict)
     """Topics by the name that they had."""
     numbers: dict[str, int] = field(default_factory=dict)
-    """Of topics of one partition that become another partition of another topic."""
+    """Targets of single-partition topics that become a partition of another topic."""
     partitions: list[SourcePartition] = field(default_factory=list)
     skipped: Skips = field(default_factory=Skips)
 
@@ -49,7 +49,7 @@ class Plan:
         return counts
 
     def renames(self) -> dict[str, str]:
-        """What each target was called, by its name: two plans with the same are the same import."""
+        """The source name of each target: two plans with equal names are the same import."""
         return {
             name if topic not in self.numbers else f"{name}:{self.numbers[topic]}": shown(topic)
             for topic, name in self.names.items()
@@ -57,7 +57,7 @@ class Plan:
 
 
 def make_plan(found: Found, mapping: Mapping[str, str], topics: Iterable[str] = ()) -> Plan:
-    """`mapping` gives topics other names, NEW or NEW:PARTITION; `topics` narrows the import to those of the source."""
+    """`mapping` renames topics to NEW or NEW:PARTITION; `topics` restricts the import to these topics of the source."""
     plan = Plan(skipped=found.skipped)
     only = frozenset(topics)
     counts = Counter(partition.topic for partition in found.partitions)
@@ -83,7 +83,7 @@ def make_plan(found: Found, mapping: Mapping[str, str], topics: Iterable[str] = 
             why = f"a topic has at most {limits.PARTITIONS_PER_TOPIC_MAX} partitions"
             plan.skipped.add(f"partition {place[1]} of {shown(topic)}", why)
         elif place in places:
-            why = f"another one becomes {place[0]}-{place[1]} already"
+            why = f"another one already becomes {place[0]}-{place[1]}"
             plan.skipped.add(f"{shown(str(partition))} in {shown(partition.files[0])}", why)
         else:
             places.add(place)
@@ -102,19 +102,19 @@ def _problem(topic: str, name: str, number: str, partitions: int) -> str | None:
     if name in INTERNAL_TOPICS:
         return f"the broker itself writes that topic; give it another name with --map {topic}=NEW"
     if number and partitions > 1:
-        return f"it has {partitions} partitions; only a topic of one can become a partition of another"
+        return f"it has {partitions} partitions; only a topic with one partition can become a partition of another"
     return None
 
 
 class _Taken:
-    """Which topics of the source become which of ours: as a whole, or as one partition."""
+    """The mapping of source topics to target topics: as a whole, or as one partition."""
 
     def __init__(self) -> None:
         self._topics: dict[str, str] = {}
         self._partitions: dict[tuple[str, str], str] = {}
 
     def take(self, topic: str, name: str, number: str) -> str | None:
-        """Note a topic; or say why it cannot become that."""
+        """Note a topic, or return why it cannot be mapped so."""
         other = self._topics.get(name)
         if other is not None and (not number or (name, "") in self._partitions):
             return f"{other!r} becomes {name} too; give one of them another name with --map"
@@ -149,9 +149,9 @@ def usable_commits(commits: Iterable[Commit], plan: Plan, skipped: Skips) -> lis
         if (commit.topic, commit.partition) not in there:
             skipped.add(what, "the partition is not imported", is_loss=False)
         elif not 0 < len(name) <= GROUP_BYTES_MAX or not commit.group.isprintable():
-            skipped.add(what, f"a group's name has 1 to {GROUP_BYTES_MAX} bytes and no control characters")
+            skipped.add(what, f"a group name must have 1 to {GROUP_BYTES_MAX} bytes and no control characters")
         elif not 0 <= commit.offset < 1 << 63:
-            skipped.add(what, f"{commit.offset} is no offset")
+            skipped.add(what, f"{commit.offset} is not an offset")
         else:
             usable.append(commit)
     return usable

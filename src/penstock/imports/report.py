@@ -111,7 +111,7 @@ class Report:
         return not self.damage_count and not self.skipped.losses
 
     def losses(self) -> Iterator[str]:
-        """A line for everything that was found damaged or was skipped, as far as it is kept. All names are printable."""
+        """One line for each damaged or skipped item that is kept. All names are printable."""
         for row in self.partitions:
             yield from _damage(row.damage, row.damage_count, f"{row.source_topic}-{row.partition}")
         yield from _damage(self.commit_damage.kept, self.commit_damage.count, "committed offsets")

@@ -3,10 +3,10 @@
     <partition>/<base offset, 20 digits>.log       record = payload length u32 | offset u64 | payload     (big-endian)
 
 RustLog keeps topics in memory only: its server writes each partition to a temporary folder, `.tmp` and six random letters
-or digits, that names neither topic nor partition. Such a folder, and any other whose name is not one of a partition, becomes
-partition 0 of a topic of its name; `--map FOLDER=TOPIC:PARTITION` puts it in its place. Folders that programs with
-RustLog's library made are understood as `TOPIC-N`, `TOPIC_N`, `TOPIC/N` or `TOPIC/partition-N`. Segments right in the
-directory are partition 0 of a topic with the directory's name.
+or digits, whose name has neither topic nor partition. Such a folder, and any other without a partition in its name, becomes
+partition 0 of a topic with its name; `--map FOLDER=TOPIC:PARTITION` maps it to its topic. Folders created with RustLog's
+library are recognized as `TOPIC-N`, `TOPIC_N`, `TOPIC/N` or `TOPIC/partition-N`. Segments directly in the directory are
+partition 0 of a topic with the directory's name.
 
 Records have neither key nor time: the time is that of the segment's last change. Groups were never on disk.
 """
@@ -46,7 +46,7 @@ def find(root: Path) -> Found:
 
 
 def _place(name: str) -> tuple[str, int]:
-    """Topic and partition by the name of a folder."""
+    """Topic and partition from the name of a folder."""
     topic, _, last = name.rpartition("/")
     nested = _NESTED.fullmatch(last) if topic else None
     if nested:

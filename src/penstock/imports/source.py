@@ -21,10 +21,10 @@ FINDINGS_KEPT = 50
 SKIPS_KEPT = 200
 
 OFFSET_END = 1 << 62
-"""No log comes so far: an offset from here on is damage, or made up."""
+"""Offset that no log reaches: an offset from here on is damaged or forged."""
 
 TIME_END_MS = 253_402_300_800_000
-"""The year 10000: a time from there on, or before 1970, is none."""
+"""The year 10000: a time from then on, or before 1970, is invalid."""
 
 READERS: Final = ("fluxgo", "minikafka", "rustlog", "flymq", "day1", "kafka")
 
@@ -39,7 +39,7 @@ class SourcePartition(NamedTuple):
     layout: str = ""
     """Which of a broker's layouts it is, where there are several."""
     sizes: tuple[int, ...] = ()
-    """Of the files when they were found: what a live broker appends later is not looked at."""
+    """Sizes of the files when they were found: data that a running broker appends later is not read."""
 
     @property
     def bytes(self) -> int:
@@ -55,12 +55,12 @@ class Skipped(NamedTuple):
     what: str
     why: str
     is_loss: bool = True
-    """False for what the source itself no longer counts as its data."""
+    """False for files that the source broker no longer counts as its data."""
 
 
 @dataclass(slots=True)
 class Skips:
-    """Counted without bound, and kept up to one."""
+    """Items that are all counted and kept up to a bound."""
 
     kept: list[Skipped] = field(default_factory=list)
     count: int = 0
@@ -169,13 +169,13 @@ def load(name: str) -> Reader:
 
 
 def shown(text: str) -> str:
-    """A name, or a text with one, that can be printed: some are not UTF-8, and control characters drive terminals."""
+    """A printable form of a name or text: some are not UTF-8, and control characters affect terminals."""
     text = text.encode(errors="surrogateescape").decode(errors="replace")
     return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def usable_time(timestamp: int, otherwise: int) -> int:
-    """A record's time in ms, or another one if it has none that can be."""
+    """A record's time in ms, or the given default if it is not valid."""
     return timestamp if 0 <= timestamp < TIME_END_MS else otherwise
 
 
