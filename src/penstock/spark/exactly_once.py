@@ -32,8 +32,8 @@ Promises
 4. A batch that is decided and replayed is finished, not written again, as long as its transactions are there. One that
    timed out is aborted by the broker as a whole; its task writes its rows again. That, and only that, needs the same rows in
    the same task, so the number of tasks must be as decided then.
-5. A decision says what its batch was made of (sink_identity). Other rows under the number of a decided batch are an error:
-   they are neither written nor silently skipped.
+5. A decision identifies the content of its batch (sink_identity). Different rows under the number of a decided batch are an
+   error: they are neither written nor silently skipped.
 
 A transaction lives for `transaction.timeout.ms` from its first partition on. The driver decides in its first half or not at
 all; the second half is for the decision to be carried out, and for clocks that differ.
@@ -100,7 +100,7 @@ class Prepared(WriterCommitMessage):
 
     task: Task
     content: Content = EMPTY
-    """Of all rows of the task, also when they are there already; not known of a write without a name."""
+    """Content of all rows of the task, even if they are already written; unknown for a write without a name."""
     opened: Opened | None = None
     """None when there is nothing to commit: no rows, or all of them there already."""
     opened_at_ms: int = 0
@@ -238,7 +238,7 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
             abort_quietly(options, opened.values())
             raise
         if decided is not None and decided.contents is not None:
-            # The rows that are in the topics already are those of then, whatever was computed now.
+            # The topics already have the rows of the earlier run, whatever was computed now.
             contents = dict(decided.contents)
         decision = Decision(task.batch, len(messages), opened, contents, batch.plan)
         journal.decide(decision)
@@ -271,8 +271,8 @@ def _commit_alone(client: KafkaClient, options: SinkOptions, task: Task, prepare
 
 
 def _decided(client: KafkaClient, options: SinkOptions, journal: Journal, batch: Batch, tasks: int) -> Decision | None:
-    """The decision on this batch by an earlier run; raises SinkError if this is another batch, or if it has another number
-    of tasks and is not finished without any."""
+    """The decision on this batch by an earlier run. Raises SinkError if this is a different batch, or if it has a
+    different number of tasks and still needs them to finish."""
     decision = journal.read_on().decision
     if decision is None or decision.batch != batch.number:
         return None

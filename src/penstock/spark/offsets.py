@@ -1,7 +1,7 @@
 """Offsets of topics as JSON, in the shape that Spark's Kafka source has: {"orders": {"0": 42, "1": 7}}.
 
 A stream also keeps the id of each topic, after its partitions: {"orders": {"0": 42, "id": "fWXVd8QiRAyQ1lJyJDDa0Q"}}. A
-topic that was deleted and created again has another id, and offsets of the old one mean nothing there. Offsets of Spark's
+topic that was deleted and created again has a different id, and the old offsets are meaningless for it. Offsets of Spark's
 Kafka source, of earlier versions and of clusters without topic ids have none.
 
 Spark keeps a stream's offsets as text and takes two that differ by a byte for two offsets: what is made here is sorted, by
@@ -23,7 +23,7 @@ TopicIds = dict[str, str]
 OffsetJson = dict[str, dict[str, int | str]]
 
 ID = "id"
-"""Where the id of a topic is, beside its partitions."""
+"""The key of the topic id, next to the partitions."""
 
 OFFSET_MAX = (1 << 63) - 1
 
@@ -33,12 +33,12 @@ def place(topic: str, partition: int) -> TopicPartition:
 
 
 def id_text(topic_id: uuid.UUID) -> str:
-    """As Kafka's tools and files have it."""
+    """The id in the form of Kafka's tools and files."""
     return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
 def to_json(offsets: Mapping[TopicPartition, int], ids: Mapping[str, str] | None = None) -> OffsetJson:
-    """With the ids of those topics that have one."""
+    """Offsets as JSON, with the ids of the topics that have one."""
     shaped: OffsetJson = {}
     for where in sorted(offsets):
         shaped.setdefault(where.topic, {})[str(where.partition)] = offsets[where]
@@ -49,7 +49,7 @@ def to_json(offsets: Mapping[TopicPartition, int], ids: Mapping[str, str] | None
 
 
 def of_json(shaped: object, lowest: int = 0) -> Offsets:
-    """Without the ids of topics. Raises ValueError with what is wrong; numbers below `lowest` are."""
+    """Offsets from JSON, without topic ids. Raises ValueError with the reason, also for numbers below `lowest`."""
     offsets: Offsets = {}
     for where, value in _entries(shaped):
         if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= OFFSET_MAX:
@@ -59,7 +59,7 @@ def of_json(shaped: object, lowest: int = 0) -> Offsets:
 
 
 def ids_of_json(shaped: Mapping[str, Mapping[str, object]]) -> TopicIds:
-    """The ids of those topics that have one; for what `of_json` takes."""
+    """The ids of the topics that have one, for the same JSON as `of_json`."""
     return {topic: str(partitions[ID]) for topic, partitions in shaped.items() if ID in partitions}
 
 

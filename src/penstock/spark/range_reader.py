@@ -3,8 +3,8 @@
 The driver makes tasks, an executor reads them; both ways give the same records. With `read=auto` the brokers are asked where
 their data directories are, and an executor that sees the partition's folder there, of the same topic id, reads its files.
 
-A task carries the id of the topic that it was planned for. After the last record is read the topic must still have that id:
-then all records are of that topic, because ids are never used again.
+A task carries the id of the topic that it was planned for. After the last record is read, the topic must still have that id.
+Then all records are from that topic, because ids are never reused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.spark.wire_reader import WireReader
 
 
 class Task(InputPartition):
-    """What Spark carries to an executor; `topic_id` is None where the cluster has no ids."""
+    """A task that Spark sends to an executor; `topic_id` is None if the cluster has no ids."""
 
     def __init__(self, work: Range, data_dirs: tuple[str, ...], topic_id: str | None) -> None:
         super().__init__(None)

@@ -1,8 +1,8 @@
 """The content of a set of rows as two numbers: the number of rows, and a digest that does not depend on their order.
 
-The exactly-once sink uses it to tell whether a batch that comes again has the rows that were decided. Spark may then give
-the rows in another order and to other tasks, so each row has a hash, and the digest is the sum of the hashes modulo 2^64.
-Rows that differ in any byte have different hashes, except by chance. The digest is no defence against an attacker.
+The exactly-once sink uses it to check whether a repeated batch has the rows that were decided. Spark may deliver the rows in
+a different order and to different tasks, so each row has a hash, and the digest is the sum of the hashes modulo 2^64. Rows
+that differ in any byte have different hashes, except by chance. The digest does not protect against attackers.
 
 A field of 9 to 1,024 bytes is covered by its first and its last 2^k bytes, which overlap as in wyhash: numpy hashes all
 fields of similar lengths together. Longer fields are hashed by their CRC-32C. Digests are kept in journals, so this function
@@ -29,24 +29,24 @@ Lengths = npt.NDArray[np.int64]
 
 _WORD = 8
 _GATHERED_MAX = 1_024
-"""Up to here gathering bytes with numpy is cheaper than a call for each field."""
+"""Length up to which gathering bytes with numpy is cheaper than a call per field."""
 _BLOCK_BYTES = 128 * 1024
-"""Gathered at once: it stays in the processor's cache."""
+"""Bytes gathered at once, which fit into the processor's cache."""
 _WORDS: Final = np.dtype("<u8")
 _MODULUS: Final = 1 << 64
 _NULL, _EMPTY = 0x6A09E667F3BCC909, 0xBB67AE8584CAA73B
 _FIELDS: Final = {"key": 1, "value": 2, "headers": 3, "topic": 4, "partition": 5}
-"""The place of a column in the hash of its row, whichever columns there are."""
+"""The fixed position of a column in the hash of its row."""
 
 
 def _multipliers(count: int) -> Hashes:
-    """Odd numbers, the same for ever (splitmix64)."""
+    """Odd numbers that never change (splitmix64)."""
     state = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return _mixed(state) | np.uint64(1)
 
 
 def _mixed(hashes: Hashes) -> Hashes:
-    """Every bit of the input changes half of the output (the finalizer of MurmurHash3); works in place."""
+    """Mix in place, so that every bit of the input changes half of the output (the finalizer of MurmurHash3)."""
     hashes ^= hashes >> np.uint64(33)
     hashes *= np.uint64(0xFF51AFD7ED558CCD)
     hashes ^= hashes >> np.uint64(33)
@@ -62,7 +62,7 @@ _MASKS = np.array([(1 << 8 * count) - 1 for count in range(_WORD + 1)], np.uint6
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a set of rows holds."""
+    """Number and digest of a set of rows."""
 
     rows: int = 0
     digest: int = 0
@@ -75,14 +75,14 @@ EMPTY = Content()
 
 
 class ContentCounter:
-    """Looks at rows on their way; `content` is what has gone by."""
+    """Hashes the rows that pass through; `content` covers all rows so far."""
 
     def __init__(self, columns: Iterable[str]) -> None:
         self.content = EMPTY
         self._columns = list(columns)
 
     def watch(self, tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The tables as they are; raises SinkError for a row that cannot be written."""
+        """The unchanged tables. Raises SinkError for a row that cannot be written."""
         for table in tables:
             if table.num_rows:
                 try:
@@ -93,7 +93,7 @@ class ContentCounter:
 
 
 def content_of(table: pa.RecordBatch) -> Content:
-    """Of the columns of a sink's rows; raises ValueError for one that cannot be written."""
+    """Hashes of the rows of a sink. Raises ValueError for a row that cannot be written."""
     rows = rows_of(table, 0)
     hashes = _field_hashes(rows.values) * _OF_FIELDS[_FIELDS["value"]]
     keys = np.full(len(hashes), _NULL, np.uint64) if rows.keys is None else _field_hashes(rows.keys)
@@ -126,7 +126,7 @@ def _header_hashes(headers: Headers) -> Hashes:
 
 
 def _field_hashes(column: pa.BinaryArray) -> Hashes:
-    """A hash for each entry: of its length and all of its bytes, or the one that stands for null."""
+    """A hash for each entry: of its length and all of its bytes, or the value for null."""
     _, at, data = column.buffers()
     bounds = np.frombuffer(at, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
     starts, lengths = bounds[:-1], np.diff(bounds)
@@ -149,21 +149,21 @@ def _field_hashes(column: pa.BinaryArray) -> Hashes:
 
 
 def _add_words(hashes: Hashes, held: Bytes, starts: Lengths, lengths: Lengths) -> None:
-    """Fields of up to 8 bytes, each read as a word of which the rest is masked out."""
+    """Hash fields of up to 8 bytes, each read as a masked word."""
     rows = _between(lengths, 0, _WORD)
     if rows is None:
         return
     if len(held) < _WORD:
         held = np.concatenate((held, np.zeros(_WORD, np.uint8)))
     words = np.ndarray((len(held) - _WORD + 1,), _WORDS, held.data, strides=(1,))
-    # The last fields have no whole word after their start: theirs is the last word of all, shifted.
+    # The last fields have no complete word after their start: they use the last word of the data, shifted.
     places = np.minimum(starts[rows], len(words) - 1)
     shifts = (starts[rows] - places << 3).astype(np.uint64)
     hashes[rows] += (words[places] >> shifts & _MASKS[lengths[rows]]) * _OF_WORDS[0]
 
 
 def _add_halves(hashes: Hashes, held: Bytes, starts: Lengths, lengths: Lengths, size: int) -> None:
-    """Fields of more than `size` bytes and up to twice as many: the first `size` and the last."""
+    """Hash fields of more than `size` and up to twice as many bytes: the first `size` bytes and the last."""
     rows = _between(lengths, size, 2 * size)
     if rows is None:
         return
@@ -184,7 +184,7 @@ def _add_halves(hashes: Hashes, held: Bytes, starts: Lengths, lengths: Lengths, 
 
 
 def _add_checksums(hashes: Hashes, held: Bytes, starts: Lengths, lengths: Lengths) -> None:
-    """Fields that are longer."""
+    """Hash longer fields."""
     rows = np.flatnonzero(lengths > _GATHERED_MAX)
     places = map(slice, starts[rows].tolist(), (starts + lengths)[rows].tolist())
     # Maps of C functions: a loop in Python takes twice as long.

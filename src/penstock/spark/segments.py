@@ -52,7 +52,7 @@ def folder_of(work: Range, data_dirs: Iterable[str], topic_id: str | None) -> Pa
 
 
 def other_topic_in(folder: Path, topic_id: str | None) -> str | None:
-    """The id of the topic that a folder has come to belong to, if it is not the one that it was taken for."""
+    """The id of the topic that a folder now belongs to, if it is not the expected one."""
     found = topic_id_of(folder)
     return None if topic_id is None or found is None or id_text(found) == topic_id else id_text(found)
 

@@ -1,17 +1,17 @@
-"""Whether a batch that comes again is the batch that was decided: by Spark's plan of it, or else by its rows.
+"""Whether a repeated batch is the one that was decided, judged by Spark's plan of it or by its rows.
 
-A batch id alone does not say so. A checkpoint that was restored from a copy, or lost its last offsets file, gives an id that
-was used before to new input, and rows that are skipped because "batch 7 is written" are lost. So a decision keeps what the
-batch was made of, in three steps from the most certain to the least:
+A batch id is not enough. A checkpoint that was restored from a copy, or lost its last offsets file, assigns a used id to new
+input, and rows that are skipped because "batch 7 is written" are lost. So a decision identifies the content of the batch, in
+three steps from the most to the least certain:
 
-1. The same offsets file: Spark writes `offsets/<batch>` once, when it plans the batch, with the time of that moment in it.
-   If the file is the same, this is the same batch, even if the query now computes other rows from it (rand(), a new version
-   of the query). The rows that were decided stay.
-2. Other source offsets in that file: another batch.
+1. The same offsets file: Spark writes `offsets/<batch>` once, when it plans the batch, with the current time in it. If the
+   file is the same, this is the same batch, even if the query now computes different rows (rand(), a new version of the
+   query). The decided rows stay.
+2. Different source offsets in that file: a different batch.
 3. Otherwise (a checkpoint that this process cannot read, a batch write with a writeId, a source whose offsets are only a
    counter), the number and the digest of the rows.
 
-A decision without any of these was written by an earlier version and is taken as it was then: for the same batch.
+A decision without any of these was written by an earlier version and counts as the same batch, as it did then.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from penstock.spark.sink_journal import Decision, Plan
 from penstock.spark.sink_options import SinkError
 
 _HEAD_LINES = 2
-"""Of an offsets file: the version, and the metadata of the batch. A line for each source follows."""
+"""Lines at the start of an offsets file: the version and the metadata of the batch. One line per source follows."""
 
 
 class Batch(NamedTuple):
-    """A batch as it comes now."""
+    """A batch of the current run."""
 
     query: str
     number: int
     contents: Mapping[int, Content]
-    """By task; a task without rows may be left out."""
+    """Content by task; tasks without rows may be missing."""
     plan: Plan | None
 
 
 def check_same(decision: Decision, batch: Batch, write_id: str | None) -> None:
-    """Raises SinkError if the batch is not the one that was decided under its number."""
+    """Raise SinkError if the batch is not the one that was decided under its number."""
     if _is_same(decision, batch):
         return
     before, now = total((decision.contents or {}).values()), total(batch.contents.values())
@@ -62,7 +62,7 @@ def check_same(decision: Decision, batch: Batch, write_id: str | None) -> None:
 
 
 def check_same_task(decision: Decision, batch: Batch, task: int) -> None:
-    """Raises SinkError if a task that has to write its part of a decided batch again has other rows than then."""
+    """Raise SinkError if a task that must write its part of a decided batch again has different rows."""
     if decision.contents is None:
         return
     before, now = decision.contents.get(task, EMPTY), batch.contents.get(task, EMPTY)
@@ -91,7 +91,7 @@ def _is_same(decision: Decision, batch: Batch) -> bool:
 
 
 def plan_of(checkpoint: str | None, query: str, batch: int) -> Plan | None:
-    """What the checkpoint says of a batch; None if it is not a local folder of this query."""
+    """The plan of a batch in the checkpoint; None if the checkpoint is not a local folder of this query."""
     folder = None if checkpoint is None else _local(checkpoint)
     if folder is None:
         return None
@@ -100,7 +100,7 @@ def plan_of(checkpoint: str | None, query: str, batch: int) -> Plan | None:
             return None
         data = (folder / "offsets" / str(batch)).read_bytes()
     except (OSError, ValueError, TypeError, KeyError):
-        # Spark has other file systems, and their own meaning of a path without a scheme.
+        # Spark supports other file systems, which may interpret a path without a scheme differently.
         return None
     return Plan(_digest(data), _digest(b"\n".join(data.splitlines()[_HEAD_LINES:])))
 

@@ -5,8 +5,8 @@ Two kinds of records, and compaction keeps the last of each key:
     key  <query>/<task>   value  <batch>                      a marker: this task's rows of this batch are in their topics
     key  <query>          value  {"batch", "tasks", "open"}   a decision: these transactions will be committed
 
-A decision also has "rows", the content of each task, and "plan", both of which identify the batch (sink_identity). Decisions
-of earlier versions have neither, and earlier versions ignore them.
+A decision also has "rows", the content of each task, and "plan"; both identify the batch (sink_identity). Decisions of
+earlier versions have neither, and earlier versions ignore both.
 
 A marker is written inside the transaction that holds the rows, so it is there when they are and never without them. A
 decision is written outside any transaction, by the driver alone.
@@ -54,12 +54,12 @@ class Opened(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Digests of what Spark's checkpoint says of a batch."""
+    """Digests of the plan of a batch in Spark's checkpoint."""
 
     file: str
-    """Of the whole offsets file."""
+    """Digest of the whole offsets file."""
     sources: str
-    """Of the offsets in it."""
+    """Digest of the offsets in it."""
 
 
 class Decision(NamedTuple):
@@ -71,7 +71,7 @@ class Decision(NamedTuple):
     tasks: int
     opened: Mapping[int, Opened]
     contents: Mapping[int, Content] | None = None
-    """By task, of those with rows; None in a decision of an earlier version."""
+    """Content by task, for tasks with rows; None in a decision of an earlier version."""
     plan: Plan | None = None
 
     def encode(self) -> bytes:

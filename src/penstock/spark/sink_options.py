@@ -102,7 +102,7 @@ class SinkOptions:
     columns: tuple[str, ...] = field(default=())
     """Those of the rows that the sink uses."""
     checkpoint: str | None = None
-    """Of a stream, if its query names it as an option."""
+    """Checkpoint location of a stream, if the query sets it as an option."""
 
     @property
     def timeout_ms(self) -> int:

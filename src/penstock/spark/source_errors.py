@@ -33,10 +33,10 @@ def lost(text: str, fails: bool) -> None:
 
 
 def recreated(topic: str, known: str, now: str) -> str:
-    """What to say of a topic that has another id than before."""
+    """The message for a topic whose id has changed."""
     return (
-        f"topic {topic} was deleted and created again: its id was {known} and is now {now}, and what was not read of the "
-        "old topic is lost"
+        f"topic {topic} was deleted and created again: its id was {known} and is now {now}, and the unread "
+        "records of the old topic are lost"
     )
 
 

@@ -111,7 +111,7 @@ class Topics:
         return places
 
     def forget_partitions(self) -> None:
-        """Look at them again before they are next given out."""
+        """Refresh the partitions before they are used next."""
         self._found = None
 
     def _resolve(self, may_be_missing: bool) -> list[TopicPartition]:
@@ -238,11 +238,11 @@ class Topics:
     # ------------------------------------------------------------------------------------------------ ids
 
     def topic_ids(self) -> TopicIds:
-        """The ids that the last look at the partitions saw. Brokers before Kafka 2.8 have none."""
+        """The ids from the last refresh of the partitions. Brokers before Kafka 2.8 have none."""
         return {} if self.info is None else _ids(self.info)
 
     def topic_ids_now(self, topics: Iterable[str]) -> TopicIds:
-        """Of these topics; one that is gone has none."""
+        """The ids of these topics; a deleted topic has none."""
         wanted = set(topics)
         return _ids(self.ask(lambda client: client.metadata(wanted))) if wanted else {}
 

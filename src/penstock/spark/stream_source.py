@@ -4,9 +4,9 @@ Spark keeps one of these in a process of its own for the life of a query and ask
 Truth is in Spark's checkpoint: offsets that it logged are read again as they are after a crash. What the checkpoint does not
 hold is where the query began, see `query_place`.
 
-Offsets are those of a topic, not of a name: they carry the topic's id, which is compared with the cluster's when a batch is
-planned, when it is made into tasks, and by each task (range_reader). A topic with another id was deleted and created again.
-That is a loss; if losses are allowed, the next batch begins with the first record of the new topic.
+Offsets belong to a topic, not to a name: they carry the topic's id, which is compared with the cluster's when a batch is
+planned, when it is divided into tasks, and by each task (range_reader). A topic with a different id was deleted and created
+again. That is a loss; if losses are allowed, the next batch starts at the first record of the new topic.
 
 Spark's order of questions for a new query is initialOffset, latestOffset, partitions. After a crash in batch 0 it is
 initialOffset, partitions: the end comes from the log and the start is asked for again. An answer made up anew would lose or
@@ -209,7 +209,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             there = set(self._topics.partitions_since(ends))
             self._check_gone(ends, there)
             ends = {where: offset for where, offset in ends.items() if where in there}
-        # The batch was planned with the first record of topics that were created again since the one before.
+        # The batch starts at the first record of topics that were created again since the previous batch.
         starts = self._with_added(_without(starts, _changed(ids_of_json(start), ids)), ends)
         first = self._topics.earliest(ends)
         last = self._topics.latest(ends) if is_replayed else ends
@@ -222,7 +222,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tasks_of(ranges, self._topics, options, {**now, **ids})
 
     def _recreated(self, known: TopicIds, now: TopicIds) -> set[str]:
-        """The topics that have another id than before, if losing what is left of the old ones is allowed."""
+        """The topics whose id has changed, if losing the unread records of the old ones is allowed."""
         changed = _changed(known, now)
         if changed:
             self._topics.forget_partitions()
@@ -259,7 +259,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _changed(known: TopicIds, now: TopicIds) -> set[str]:
-    """Topics of which both ids are known, and differ."""
+    """Topics whose ids are both known and differ."""
     return {topic for topic, topic_id in known.items() if now.get(topic, topic_id) != topic_id}
 
 

@@ -44,11 +44,11 @@ class WireReader:
     partition_fetch_bytes_max: int
 
     def read(self, work: Range, columns: Sequence[str], topic_id: str | None = None) -> Iterator[pa.RecordBatch]:
-        """Raises SourceError when the broker cannot give the range, or not of the topic with that id."""
+        """Raises SourceError if the broker cannot return the range from the topic with that id."""
         with explained(self.settings):
             client = _take(self.settings)
             try:
-                # A loss that is allowed must not give records of another topic: its first batch will have them.
+                # An allowed loss must not return records of a different topic: its first batch will have them.
                 if self.fail_on_data_loss or not self._is_recreated(client, work, topic_id):
                     yield from self._read(client, work, columns, topic_id)
                     self._is_recreated(client, work, topic_id)
@@ -59,7 +59,7 @@ class WireReader:
             _keep(self.settings, client)
 
     def is_recreated(self, work: Range, topic_id: str | None) -> bool:
-        """Whether the topic has another id now; raises DataLost if it has, unless a loss is allowed."""
+        """Whether the topic's id has changed. Raises DataLost if so, unless a loss is allowed."""
         with explained(self.settings), KafkaClient(self.settings) as client:
             return self._is_recreated(client, work, topic_id)
 

@@ -57,7 +57,7 @@ def audit_broker(task: BrokerTask, advance: Advance) -> Facts:
 
 
 def broker_rows(task: BrokerTask, ranges: Iterable[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-    """The committed records of ranges of offsets, the ends not included. Raises JobFailed."""
+    """The committed records of ranges of offsets, whose ends are exclusive. Raises JobFailed."""
     try:
         with KafkaClient(task.settings) as client:
             for start, end in ranges:

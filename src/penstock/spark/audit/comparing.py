@@ -1,8 +1,8 @@
 """A table against its topic: the same records, at the same offsets, with the same content.
 
-Offsets are compared from where the topic begins now to where the table ends: older records are the table's alone, and newer
-ones the table has yet to take. Content is compared at every offset that both have. Pieces with the same offsets and the same
-digest are the same; the others are doubtful, because a sum of digests does not tell a missing row from a changed one. Their
+Offsets are compared from the start of the topic to the end of the table: only the table has older records, and it has not
+taken newer ones yet. Content is compared at every offset that both have. Pieces with the same offsets and the same digest
+are equal. The others are doubtful, because a sum of digests does not distinguish a missing row from a changed one; their
 rows are read again and compared one by one (`rereading`).
 """
 
@@ -19,11 +19,11 @@ from penstock.spark.audit.row_facts import PIECE_BITS
 class Comparison(NamedTuple):
     found: Found
     doubtful: dict[int, list[int]]
-    """Numbers of pieces that have to be read again, by partition."""
+    """Numbers of the pieces to be read again, by partition."""
 
 
 def compare(table: Mapping[int, Merged], topic: Mapping[int, Merged], ends: Mapping[int, int]) -> Comparison:
-    """By partitions; `ends` are the next offsets of the table's partitions, empty for a table that does not know them."""
+    """Compare partition by partition. `ends` are the next offsets of the table's partitions; empty if the table has none."""
     found = Found()
     doubtful: dict[int, list[int]] = {}
     for number in sorted({*table, *topic}):
@@ -43,7 +43,7 @@ def compare(table: Mapping[int, Merged], topic: Mapping[int, Merged], ends: Mapp
 
 
 def compare_topic_ids(topic: str, table_id: str, topic_ids: set[str]) -> Found:
-    """Empty ids are unknown, and differ from none."""
+    """Compare topic ids. An empty id is unknown and matches any other."""
     found = Found()
     for topic_id in sorted(topic_ids - {"", table_id}) if table_id else ():
         found.add("topic", topic, f"the table was archived from topic id {table_id}, the topic has id {topic_id}")
@@ -62,9 +62,9 @@ def _compare_offsets(table: Merged | None, topic: Merged, end: int, found: Found
 
 
 def _doubtful(table: Merged, topic: Merged) -> list[int]:
-    """Pieces that both have, but not with the same offsets and the same sum of digests."""
+    """Pieces that both have, with different offsets or a different sum of digests."""
     kept, there = table.facts, topic.facts
-    # A piece in the middle of a run that one side lacks is not in both: only its first and last piece can be.
+    # Of a run that one side lacks, only the first and the last piece can be in both.
     one_sided = [*subtract(kept.visible, there.visible), *subtract(there.visible, kept.visible)]
     edges = {offset >> PIECE_BITS for run in one_sided for offset in run}
     return [

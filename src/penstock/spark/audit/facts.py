@@ -1,4 +1,4 @@
-"""What a task knows of what it read: counts, runs of offsets, sizes by hour, a digest for each piece, and findings."""
+"""The facts that a task collects: counts, runs of offsets, sizes by hour, a digest for each piece, and findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIGEST_MAX: Final = (1 << 64) - 1
 KINDS: Final = {
     "crc": "a batch whose bytes do not fit its CRC",
     "torn": "a file that ends inside a batch",
-    "damage": "bytes that are no batch, a file that cannot be read, or rows without a valid place",
+    "damage": "bytes that are not a batch, a file that cannot be read, or rows without a valid partition and offset",
     "records": "a batch whose CRC fits and whose records cannot be read",
     "order": "offsets that do not rise",
     "duplicate": "offsets, or batches of a producer, that are there twice",
@@ -37,7 +37,7 @@ class Finding(msgspec.Struct, frozen=True):
     """TOPIC-PARTITION, and the file where there is one."""
     text: str
     offsets: tuple[int, int] | None = None
-    """First and last offset, of a finding about offsets."""
+    """First and last offset of a finding about offsets."""
 
 
 class Found(msgspec.Struct):
@@ -66,7 +66,7 @@ class Found(msgspec.Struct):
 
 
 class Piece(msgspec.Struct, array_like=True):
-    """Records whose offsets begin with the same bits: how many, and the sum of their digests, in any order."""
+    """Records whose offsets start with the same bits: their number and the sum of their digests, in any order."""
 
     records: int = 0
     digest: int = 0
@@ -102,7 +102,7 @@ class Facts(msgspec.Struct):
     """Hashes of different keys, or registers of a sketch (`distinct`)."""
     is_sketch: bool = False
     topic_id: str = ""
-    """Empty where it is not known."""
+    """Empty if unknown."""
     found: Found = msgspec.field(default_factory=Found)
 
     @property

@@ -65,7 +65,7 @@ def audit(request: AuditRequest) -> AuditReport:
 
 
 def _compare(request: AuditRequest, table: TableToAudit, parts: Sequence[list[Facts]], report: AuditReport) -> None:
-    """Read the topic, and whatever has to be read again of both; `parts` are the facts of each of the table's files."""
+    """Read the topic, then the doubtful pieces of both again; `parts` are the facts of each of the table's files."""
     sources, report.topic_partitions = _topic(request, table.topic)
     topic = _by_number(report.topic_partitions)
     comparison = compare(_by_number(report.partitions), topic, table.ends)
@@ -98,7 +98,7 @@ def _segment_tasks(path: Path, topics: tuple[str, ...]) -> list[SegmentsTask]:
 
 
 def _topic(request: AuditRequest, topic: str) -> tuple[Mapping[int, BrokerTask | SegmentsTask], list[Merged]]:
-    """What reads each partition of the topic, and what it gave."""
+    """The reader of each partition of the topic, and its facts."""
     if request.segments is not None:
         tasks = _segment_tasks(request.segments, (topic,))
         return {task.partition: task for task in tasks}, _segments(request, tasks, request.segments)

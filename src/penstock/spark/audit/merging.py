@@ -30,7 +30,7 @@ def _merged(parts: list[Facts], *, find_gaps: bool) -> Merged:
     first = parts[0]
     total = Facts(first.topic, first.partition, topic_id=first.topic_id)
     keys = Distinct()
-    # A partition without records has its start and end too: those that retention left.
+    # A partition without records has a start and an end, too: retention left them.
     whole = [part for part in parts if part.runs] or parts
     total.log_start_offset = min((part.log_start_offset for part in whole), default=0)
     total.log_end_offset = max((part.log_end_offset for part in whole), default=0)

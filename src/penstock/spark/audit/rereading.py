@@ -1,7 +1,7 @@
 """Doubtful pieces of a partition, read again from table and topic and compared row by row.
 
 A task holds the digests of the table's rows for some pieces at a time, 8 bytes per offset, and streams the topic's rows past
-them. Only offsets that both sides have are compared: what one side lacks is for `comparing` to say.
+them. Only offsets that both sides have are compared: `comparing` reports what one side lacks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from penstock.spark.audit.segments import SegmentsTask, segment_rows
 from penstock.spark.audit.table_files import UNREADABLE, TableTask, table_rows
 
 PIECES_HELD_MAX = 1024
-"""At a time: 32 MiB of digests."""
+"""Offsets held at a time: 32 MiB of digests."""
 _ABSENT = 0
 _DIFFERENT = 1
-"""In place of a digest: the table has several rows of that offset, and they differ."""
+"""In place of a digest: the table has several rows for the offset, and they differ."""
 
 
 class RereadTask(NamedTuple):
@@ -34,12 +34,12 @@ class RereadTask(NamedTuple):
     pieces: tuple[int, ...]
     """Rising."""
     files: tuple[TableTask, ...]
-    """Those of the table's files that have rows of the partition."""
+    """The files of the table that have rows of the partition."""
     source: BrokerTask | SegmentsTask
 
 
 def compare_rows(task: RereadTask, advance: Advance) -> Found:
-    """Findings about content. Raises JobFailed when a side cannot be read any more."""
+    """Findings about content. Raises JobFailed if a side can no longer be read."""
     differing: Runs = []
     held: _TableDigests | None = None
     slots = {piece: at for at, piece in enumerate(task.pieces)}
@@ -77,7 +77,7 @@ def _topic_rows(task: RereadTask, slots: Mapping[int, int]) -> Iterator[pa.Recor
 
 
 def _ranges(pieces: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of offsets, the ends not included; pieces that follow each other are one."""
+    """Ranges of offsets with exclusive ends; adjacent pieces are merged."""
     runs: Runs = []
     for piece in pieces:
         add_run(runs, piece, piece)
@@ -121,5 +121,5 @@ class _TableDigests:
 
 
 def _own(digest: int) -> int:
-    """Apart from the two values with a meaning of their own."""
+    """Digests, changed where they equal one of the two reserved values."""
     return max(digest, _DIFFERENT + 1)

@@ -1,8 +1,8 @@
 """Facts of rows: what can be said of records as Arrow columns, whether they come from a log or from a table.
 
 The digest of a record covers everything that an archive keeps of it: offset, timestamp and its type, key, value and headers.
-Lengths are part of it, so null differs from empty, and a byte that moves from the value to the key is noticed. Digests are
-added up by pieces of 4,096 offsets: neither the order of rows nor their files matter.
+It includes lengths, so null differs from empty, and a byte that moves from the value to the key is detected. Digests are
+summed in pieces of 4,096 offsets: neither the order of rows nor their files matter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_LENGTH = -1
 
 
 def renamed(decoded: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows that were decoded with `DECODED_COLUMNS`, with the names of a table's columns."""
+    """Rows decoded with `DECODED_COLUMNS`, with the column names of a table."""
     return pa.RecordBatch.from_arrays(decoded.columns, schema=RECORD)
 
 

@@ -72,9 +72,9 @@ def audit_segments(task: SegmentsTask, advance: Advance) -> Facts:
 
 
 def segment_rows(task: SegmentsTask, wanted: Callable[[Batch], bool]) -> Iterator[pa.RecordBatch]:
-    """The committed records of the wanted batches once more, in the order of their offsets. Raises OSError.
+    """The committed records of the wanted batches once more, in order of their offsets. Raises OSError.
 
-    What cannot be read is left out: `audit_segments` found it.
+    Unreadable batches are left out: `audit_segments` has reported them.
     """
     transactions = Transactions()
     for batch in _sound(task.files):

@@ -92,7 +92,7 @@ def audit_table_file(task: TableTask, advance: Advance) -> list[Facts]:
 
 
 def table_rows(task: TableTask) -> Iterator[pa.RecordBatch]:
-    """The rows of a file in their order. Raises one of `UNREADABLE`."""
+    """The rows of a file, in order. Raises one of `UNREADABLE`."""
     with task.place.files.open_input_file(task.place.path(task.name)) as source:
         for rows in pq.ParquetFile(source).iter_batches(_ROWS, columns=COLUMNS):
             yield _plain(rows)
