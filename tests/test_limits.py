@@ -36,9 +36,9 @@ class Proof(NamedTuple):
 PROOFS: dict[str, Proof] = {
     # ---- requests and answers
     "one request (frame)": Proof(
-        "dialects/kafka/test_session_frames.py::test_a_frame_has_so_many_bytes_at_most "
-        "server/test_limits.py::test_a_request_of_the_most_bytes_is_answered "
-        "::test_a_request_of_one_byte_more_closes_the_connection "
+        "dialects/kafka/test_session_frames.py::test_frame_size_is_limited "
+        "server/test_limits.py::test_request_of_the_maximum_size_is_answered "
+        "::test_request_above_the_maximum_size_closes_the_connection "
         "net/test_connection.py::test_a_frame_that_is_too_large_is_refused_before_memory_is_taken",
         "FRAME_BYTES_MAX",
     ),
@@ -60,15 +60,15 @@ PROOFS: dict[str, Proof] = {
     ),
     "elements of all arrays of a Kafka request (topics, partitions, groups, configs)": Proof(
         "server/test_large_requests.py::test_a_request_with_more_elements_than_allowed_closes_the_connection "
-        "dialects/kafka/test_kio_reader.py::test_a_request_has_so_many_elements_at_most",
+        "dialects/kafka/test_kio_reader.py::test_elements_of_a_request_are_limited",
         "REQUEST_ELEMENTS_MAX",
     ),
-    "tagged fields in one place of a Kafka request": Proof(
+    "tagged fields in one tag buffer of a Kafka request": Proof(
         "dialects/kafka/test_kio_reader.py::test_thousands_of_tagged_fields_are_refused",
         "dialects.kafka.wire:TAGGED_FIELDS_MAX",
     ),
     "a string in a Kafka request": Proof(
-        "dialects/kafka/test_kio_reader.py::test_a_string_has_so_many_bytes_at_most", "STRING_BYTES_MAX"
+        "dialects/kafka/test_kio_reader.py::test_length_of_a_string_is_limited", "STRING_BYTES_MAX"
     ),
     "one Kafka answer other than Fetch": Proof(
         "dialects/kafka/test_kio_bridge.py::test_an_answer_that_is_too_large_is_a_protocol_error "
@@ -79,12 +79,12 @@ PROOFS: dict[str, Proof] = {
         "clients/test_producing.py::test_the_largest_batch_is_taken_and_one_byte_more_is_not"
     ),
     "one fetch answer": Proof(
-        "dialects/kafka/test_fetching.py::test_an_answer_has_so_many_bytes_of_records_at_most",
+        "dialects/kafka/test_fetching.py::test_bytes_of_records_in_one_answer_are_limited",
         "dialects.kafka.fetching:FETCH_BYTES_MAX",
     ),
     # ---- connections
     "connections": Proof(
-        "server/test_limits.py::test_one_connection_more_than_allowed_is_closed_at_once "
+        "server/test_limits.py::test_connection_above_the_limit_is_closed_at_once "
         "net/test_listener.py::test_connections_in_all_are_limited",
         "CONNECTIONS_MAX",
     ),
@@ -139,24 +139,22 @@ PROOFS: dict[str, Proof] = {
     ),
     # ---- topics
     "partitions of a topic": Proof(
-        "broker/test_topics.py::test_a_topic_has_so_many_partitions_at_most", "PARTITIONS_PER_TOPIC_MAX"
+        "broker/test_topics.py::test_partitions_of_a_topic_are_limited", "PARTITIONS_PER_TOPIC_MAX"
     ),
-    "partitions in all": Proof(
-        "broker/test_topics.py::test_the_broker_has_so_many_partitions_at_most", "PARTITIONS_MAX"
-    ),
-    "topics that one Metadata request makes": Proof(
-        "dialects/kafka/test_lookups.py::test_one_request_makes_so_many_topics_at_most", "AUTO_CREATED_TOPICS_MAX"
+    "partitions in all": Proof("broker/test_topics.py::test_partitions_of_the_broker_are_limited", "PARTITIONS_MAX"),
+    "topics that one Metadata request creates": Proof(
+        "dialects/kafka/test_lookups.py::test_topics_created_by_one_request_are_limited", "AUTO_CREATED_TOPICS_MAX"
     ),
     "topic name": Proof(
         "broker/test_topics.py::test_a_name_of_249_characters_is_a_topic ::test_a_name_that_is_not_valid_makes_no_file",
         "model.ids:TOPIC_NAME_CHARS_MAX",
     ),
     "assignors (protocols) that a member of a classic group offers": Proof(
-        "dialects/kafka/test_groups.py::test_a_member_offers_so_many_assignors_at_most", "GROUP_PROTOCOLS_MAX"
+        "dialects/kafka/test_groups.py::test_assignors_of_a_member_are_limited", "GROUP_PROTOCOLS_MAX"
     ),
-    "members of a group, and ids given to members that have not joined with them yet": Proof(
+    "members of a group, including ids assigned to members that have not joined yet": Proof(
         "coordination/test_group_consumer.py::test_the_default_size_of_a_group_is_limited "
-        "coordination/test_group_classic.py::test_ids_that_nobody_came_back_with_are_limited",
+        "coordination/test_group_classic.py::test_ids_of_members_that_have_not_joined_are_limited",
         "GROUP_MEMBERS_MAX",
     ),
     "metadata of all members of a classic group": Proof(
@@ -170,18 +168,18 @@ PROOFS: dict[str, Proof] = {
     ),
     "partitions of the topics of a consumer group": Proof(
         "coordination/test_group_consumer.py::test_the_topics_and_partitions_of_a_group_are_limited "
-        "::test_a_group_whose_topics_grow_too_large_is_told",
+        "::test_group_whose_topics_exceed_the_limit_gets_an_error",
         "CONSUMER_GROUP_PARTITIONS_MAX",
     ),
-    "names in the different subscriptions of a consumer group": Proof(
+    "names in the distinct subscriptions of a consumer group": Proof(
         "coordination/test_group_consumer.py::test_the_names_that_a_group_subscribes_to_are_limited",
         "CONSUMER_GROUP_NAMES_MAX",
     ),
-    "different patterns of a consumer group": Proof(
+    "distinct patterns of a consumer group": Proof(
         "coordination/test_group_consumer.py::test_the_patterns_of_a_group_are_limited", "CONSUMER_GROUP_PATTERNS_MAX"
     ),
     "elements of an answer that describes groups, offsets, transactions or producers": Proof(
-        "server/test_crowds.py::test_a_large_thing_that_is_asked_for_often_closes_the_connection",
+        "server/test_crowds.py::test_repeating_a_large_object_closes_the_connection",
         "ANSWER_ELEMENTS_MAX",
     ),
     "offsets that one transaction commits": Proof(
@@ -189,7 +187,7 @@ PROOFS: dict[str, Proof] = {
         "TRANSACTION_OFFSETS_MAX",
     ),
     "partitions of one transaction": Proof(
-        "coordination/test_transactions.py::test_a_transaction_has_so_many_partitions_at_most",
+        "coordination/test_transactions.py::test_partitions_of_a_transaction_are_limited",
         "TRANSACTION_PARTITIONS_MAX",
     ),
     "batches remembered of an idempotent producer": Proof(
@@ -212,10 +210,10 @@ PROOFS: dict[str, Proof] = {
         "READ_ERRORS_REMEMBERED_MAX",
     ),
     # ---- batches that are looked into
-    "what a compressed batch may unpack to, where the broker looks inside": Proof(
+    "unpacked size of a compressed batch whose records the broker reads": Proof(
         "records/test_walk.py::test_small_batches_may_unpack_to_more_of_their_size_than_large_ones "
-        "broker/test_preparing.py::test_a_batch_that_unpacks_to_too_much_is_refused "
-        "broker/test_long_reads.py::test_a_batch_that_unpacks_to_too_much_is_a_read_error",
+        "broker/test_preparing.py::test_unpacked_size_above_the_limit_is_refused "
+        "broker/test_long_reads.py::test_unpacked_size_above_the_limit_is_a_read_error",
         "UNPACKED_BYTES_FREE UNPACKED_RATIO_MAX DECOMPRESSED_BYTES_MAX",
     ),
     "compressed parts of a batch (members, frames, blocks)": Proof(
@@ -232,29 +230,28 @@ PROOFS: dict[str, Proof] = {
     "headers of a batch": Proof(
         "broker/test_preparing.py::test_a_batch_of_too_many_headers_is_refused", "HEADERS_PER_BATCH_MAX"
     ),
-    "processor time for the look into a batch": Proof(
-        "broker/test_preparing.py::test_a_walk_that_takes_too_long_is_refused",
+    "processor time for checking a batch": Proof(
+        "broker/test_preparing.py::test_walk_that_exceeds_its_time_is_refused",
         "PREPARED_WALK_MS_MAX model.slices:SLICE_S",
     ),
-    "batches being unpacked, in all": Proof(
-        "broker/test_long_reads.py::test_batches_wait_until_there_is_room_to_unpack_them "
+    "batches being unpacked, in total": Proof(
+        "broker/test_long_reads.py::test_batches_wait_for_memory_to_unpack_them "
         "server/test_bombs.py::test_bombs_on_many_connections_take_no_more_memory_than_is_allowed",
         "UNPACKED_BYTES_MAX",
     ),
-    "batches waiting to be looked into, and records of other dialects behind them, in all": Proof(
-        "broker/test_preparing.py::test_while_copies_fill_their_account_requests_keep_their_bytes "
-        "::test_records_of_other_dialects_find_no_room_and_are_told_so",
+    "batches waiting to be checked, and records of other dialects queued after them, in total": Proof(
+        "broker/test_preparing.py::test_requests_keep_their_bytes_while_the_account_of_copies_is_full "
+        "::test_records_of_other_dialects_are_refused_while_the_account_is_full",
         "PREPARED_BYTES_MAX",
     ),
-    "time that a batch waits to be looked into": Proof(
+    "time that a batch waits to be checked": Proof(
         "broker/test_preparing.py::test_appends_that_waited_too_long_are_refused", "PREPARED_WAIT_MS_MAX"
     ),
     "records and headers in one answer of a dialect that reads records": Proof(
-        "broker/test_long_reads.py::test_an_answer_ends_at_so_many_headers "
-        "::test_a_long_read_lets_others_have_their_turn",
+        "broker/test_long_reads.py::test_headers_in_one_answer_are_limited ::test_long_read_lets_other_requests_run",
         "READ_OBJECTS_MAX",
     ),
-    "unpacked batches that are kept for readers of records": Proof(
+    "unpacked batches cached for readers of records": Proof(
         "broker/test_record_cache.py::test_what_was_not_read_for_longest_goes_when_the_bound_is_reached "
         "::test_a_batch_larger_than_the_bound_is_there_alone",
         "broker.record_cache:RecordCache(bytes_max)",
@@ -274,7 +271,7 @@ PROOFS: dict[str, Proof] = {
     ),
     "one batch of a Kafka directory to import": Proof(
         "imports/test_hostile.py::test_a_batch_larger_than_the_limit_is_reported "
-        "::test_a_batch_of_two_gigabytes_is_not_read_into_memory",
+        "::test_batch_of_two_gigabytes_is_not_read_into_memory",
         "IMPORT_BATCH_BYTES_MAX",
     ),
     "an index, or a file of committed offsets, of a directory to import": Proof(
@@ -291,15 +288,15 @@ PROOFS: dict[str, Proof] = {
     ),
     # ---- groups and transactions
     "name of a group": Proof(
-        "coordination/test_group_classic.py::test_names_have_so_many_characters_at_most "
-        "coordination/test_group_consumer.py::test_names_have_so_many_characters_at_most",
+        "coordination/test_group_classic.py::test_length_of_names_is_limited "
+        "coordination/test_group_consumer.py::test_length_of_names_is_limited",
         "coordination.group_commands:NAME_CHARS_MAX",
     ),
     "client id, instance id, protocol type and assignor of a classic member": Proof(
-        "coordination/test_group_classic.py::test_names_have_so_many_characters_at_most"
+        "coordination/test_group_classic.py::test_length_of_names_is_limited"
     ),
     "client id, member id, instance id, rack id and pattern of a member of the consumer protocol": Proof(
-        "coordination/test_group_consumer.py::test_names_have_so_many_characters_at_most",
+        "coordination/test_group_consumer.py::test_length_of_names_is_limited",
         "coordination.group_commands:NAME_CHARS_MAX",
     ),
     "session timeout of a classic member": Proof(
@@ -380,13 +377,13 @@ PROOFS: dict[str, Proof] = {
         "dialects/rustlog/test_json_form.py"
         "::test_a_produce_whose_offsets_would_not_fit_the_answer_is_refused_before_it_is_written"
     ),
-    "what a compressed FlyMQ request unpacks to": Proof(
+    "unpacked size of a compressed FlyMQ request": Proof(
         "dialects/flymq/test_api_frames.py::test_what_a_batch_unpacks_to_is_bounded "
         "dialects/flymq/test_opcode_records.py::test_what_a_payload_unpacks_to_is_bounded",
         "UNPACKED_BYTES_FREE UNPACKED_RATIO_MAX",
     ),
     "messages and headers in a compressed FlyMQ batch": Proof(
-        "dialects/flymq/test_api_frames.py::test_a_compressed_batch_has_so_many_messages_and_headers_at_most",
+        "dialects/flymq/test_api_frames.py::test_messages_and_headers_of_a_compressed_batch_are_limited",
         "dialects.flymq.batches:UNPACKED_OBJECTS_MAX",
     ),
     "records in one FlyMQ FETCH": Proof(
@@ -406,23 +403,23 @@ PROOFS: dict[str, Proof] = {
         "::test_an_expression_has_at_most_2000_instructions",
         "dialects.flymq.filters:FILTER_BYTES_MAX dialects.flymq.filters:INSTRUCTIONS_MAX",
     ),
-    "bytes that a filtered FlyMQ FETCH looks at": Proof(
+    "bytes that a filtered FlyMQ FETCH searches": Proof(
         "dialects/flymq/test_opcode_records.py::test_a_filtered_fetch_looks_at_4_mib_and_says_where_it_stopped",
         "dialects.flymq.filters:SCANNED_BYTES_MAX",
     ),
     "items of an array of a FlyMQ request": Proof(
         "dialects/flymq/test_api_groups.py::test_an_array_has_at_most_50000_items", "REQUEST_ELEMENTS_MAX"
     ),
-    "an answer of FlyMQ that lists topics, partitions or groups": Proof(
+    "FlyMQ answer that lists topics, partitions or groups": Proof(
         "dialects/flymq/test_wire.py::test_rows_fill_a_frame_and_one_byte_more_is_refused"
     ),
     "topics of a member of a FlyMQ group": Proof(
         "dialects/flymq/test_api_groups.py::test_a_member_has_at_most_10000_topics", "FLYMQ_MEMBER_TOPICS_MAX"
     ),
-    "names of the path of a FlyMQ filter": Proof(
+    "names in the path of a FlyMQ filter": Proof(
         "dialects/flymq/test_opcode_records.py::test_a_path_has_at_most_32_names", "FLYMQ_PATH_NAMES_MAX"
     ),
-    "record that a FlyMQ filter is tried on": Proof(
+    "record that a FlyMQ filter is applied to": Proof(
         "dialects/flymq/test_opcode_records.py::test_the_largest_record_makes_the_broker_no_slower "
         "::test_a_record_that_is_too_large_for_a_filter_hides_none_before_it",
         "dialects.flymq.filters:SLOW_BYTES_MAX dialects.flymq.filters:SMALL_INSTRUCTIONS_MAX "
@@ -440,8 +437,8 @@ PROOFS: dict[str, Proof] = {
         "dialects/flymq/test_transactions.py::test_a_transaction_that_nobody_ends_is_aborted_in_time",
         "dialects.flymq.transactions:TIMEOUT_MS",
     ),
-    "time that a FlyMQ commit waits until its records can be read": Proof(
-        "dialects/flymq/test_transactions.py::test_a_commit_behind_an_older_transaction_is_answered_in_time",
+    "time that a FlyMQ commit waits for its records to become visible": Proof(
+        "dialects/flymq/test_transactions.py::test_commit_after_an_older_open_transaction_is_answered_in_time",
         "dialects.flymq.transactions:MARKER_WAIT_MS",
     ),
     "ended FlyMQ transactions remembered": Proof(
@@ -449,25 +446,23 @@ PROOFS: dict[str, Proof] = {
         "dialects.flymq.transactions:ENDED_REMEMBERED",
     ),
     # ---- inside the broker
-    "one read of a socket": Proof(
-        "net/test_connection.py::test_one_read_takes_so_many_bytes_of_a_socket_at_most", "SCRATCH_BYTES"
-    ),
-    "connections that the system holds until they are accepted": Proof(
-        "net/test_listener.py::test_the_system_holds_so_many_connections_that_are_not_accepted_yet",
+    "one read of a socket": Proof("net/test_connection.py::test_bytes_of_one_read_are_limited", "SCRATCH_BYTES"),
+    "connections waiting to be accepted": Proof(
+        "net/test_listener.py::test_accept_backlog_is_limited",
         "net.settings:NetSettings.accept_backlog",
     ),
-    "time for answers to leave when a connection or the broker stops": Proof(
+    "time to send the last answers when a connection or the broker stops": Proof(
         "net/test_listener.py::test_a_stop_does_not_wait_for_ever "
         "net/test_connection.py::test_a_peer_that_does_not_close_after_a_fatal_frame_is_cut_after_the_grace",
         "net.settings:NetSettings.stop_grace_ms",
     ),
-    "buffers of large requests kept for the next ones": Proof(
+    "buffers of large requests kept for reuse": Proof(
         "net/test_buffers.py::test_the_pool_keeps_no_more_than_its_bound", "net.settings:NetSettings.pool_bytes_max"
     ),
-    "text of a peer in a line of the log": Proof(
+    "text from a peer in a log line": Proof(
         "net/test_log_lines.py::test_any_text_becomes_one_short_printable_line", "net.log_lines:TEXT_CHARS_MAX"
     ),
-    "requests that one call cuts from what was read": Proof(
+    "requests parsed by one call": Proof(
         "dialects/kafka/test_session_frames.py::test_one_call_cuts_a_bounded_number_of_requests",
         "dialects.kafka.session:REQUESTS_AT_ONCE",
     ),
@@ -484,14 +479,14 @@ PROOFS: dict[str, Proof] = {
         "model/test_slices.py::test_few_long_tasks_take_turns_and_the_others_wait", "model.slices:ACTIVE_MAX"
     ),
     "lookups of one ListOffsets request that wait at the same time": Proof(
-        "dialects/kafka/test_lookups.py::test_so_many_lookups_of_one_request_wait_at_the_same_time",
+        "dialects/kafka/test_lookups.py::test_concurrent_lookups_of_one_request_are_limited",
         "dialects.kafka.lookups:LOOKUPS_MAX",
     ),
-    "questions of one request to coordinators that wait at the same time": Proof(
-        "dialects/kafka/test_coordinators.py::test_so_many_questions_of_one_request_wait_at_the_same_time",
+    "commands of one request to coordinators that wait at the same time": Proof(
+        "dialects/kafka/test_coordinators.py::test_concurrent_commands_of_one_request_are_limited",
         "dialects.kafka.coordinators:ASKED_AT_ONCE",
     ),
-    "tries to read one partition from a disk that never has it in memory": Proof(
+    "attempts to read a partition whose data does not stay in memory": Proof(
         "broker/test_reads.py::test_data_that_never_gets_warm_is_an_error_not_a_hang "
         "::test_a_timestamp_in_data_that_never_gets_warm_is_an_error",
         "broker.reads:COLD_TRIES_MAX broker.offsets:COLD_TRIES_MAX",
@@ -499,7 +494,7 @@ PROOFS: dict[str, Proof] = {
     "described topics kept for Metadata answers": Proof(
         "dialects/kafka/test_metadata.py::test_kept_bytes_are_bounded", "dialects.kafka.metadata:ENTRIES_MAX"
     ),
-    "beginnings of Produce answers kept": Proof(
+    "prefixes of Produce answers kept": Proof(
         "dialects/kafka/test_produce.py::test_templates_that_are_kept_are_bounded",
         "dialects.kafka.produce:_TEMPLATES_MAX",
     ),
@@ -507,7 +502,7 @@ PROOFS: dict[str, Proof] = {
         "coordination/test_group_records.py::test_names_that_are_remembered_are_bounded",
         "coordination.group_records:_NAMES_MAX",
     ),
-    "places of recent batches kept by a log": Proof(
+    "positions of recent batches kept by a log": Proof(
         "storage/test_log.py::test_remembered_places_of_batches_are_bounded", "storage.log:PLACES_REMEMBERED"
     ),
     "corrupt batches remembered as logged": Proof(
@@ -517,7 +512,7 @@ PROOFS: dict[str, Proof] = {
     "keys of one round of compaction": Proof(
         "broker/test_cleaning.py::test_a_full_map_cleans_in_rounds", "storage.cleaner:KEYS_MAX"
     ),
-    "offsets that expire at once": Proof(
+    "offsets removed by one expiry check": Proof(
         "coordination/test_offsets.py::test_many_offsets_expire_in_several_ticks",
         "coordination.group_coordinator:_EXPIRED_PER_TICK_MAX",
     ),

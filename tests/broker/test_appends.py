@@ -71,7 +71,7 @@ def test_batches_of_many_partitions_pause_between_partitions(tmp_path: Path) -> 
     on_engine(tmp_path, body, partitions=50)
 
 
-def test_unknown_partitions_pause_too(tmp_path: Path) -> None:
+def test_appends_to_unknown_partitions_pause(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine) -> None:
         appends = [Append("t", number, batch_of(b"")) for number in range(1_000, 2_000)]
         count, results = pauses(engine.append_in_slices(appends, Acks.LEADER))
@@ -152,7 +152,7 @@ def test_many_appends_of_a_transaction_ask_the_coordinator_once(tmp_path: Path, 
     on_engine(tmp_path, body, partitions=300)
 
 
-def test_what_a_producer_sends_behind_many_appends_waits_for_them(tmp_path: Path) -> None:
+def test_later_batches_of_a_producer_wait_for_its_many_appends(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine) -> None:
         identity = await producer(engine)
         first = [Append("t", 0, transactional(identity, number)) for number in range(300)]

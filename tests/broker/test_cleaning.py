@@ -273,7 +273,7 @@ def test_aborted_records_go_and_markers_stay_while_data_does(tmp_path: Path) -> 
     run(body)
 
 
-def test_a_batch_that_is_too_large_to_look_into_stays_whole(tmp_path: Path) -> None:
+def test_batch_too_large_to_check_is_kept_unchanged(tmp_path: Path) -> None:
     """It came before the topic was compacted. The records around it are cleaned."""
 
     async def body() -> None:

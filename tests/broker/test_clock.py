@@ -37,7 +37,7 @@ def test_small_corrections_of_the_wall_clock_are_followed(times: Times, step_ms:
 
 
 @pytest.mark.parametrize("step_ms", [STEP_MAX_MS + 1, -STEP_MAX_MS - 1, 10 * 365 * 24 * HOUR_MS, -HOUR_MS])
-def test_a_jump_does_not_move_the_time(times: Times, step_ms: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_clock_jump_does_not_move_the_time(times: Times, step_ms: int, caplog: pytest.LogCaptureFixture) -> None:
     clock = times.clock()
     times.pass_ms(HOUR_MS)
     times.wall_ms += step_ms
@@ -58,7 +58,7 @@ def test_a_wall_clock_that_jumps_back_is_not_trusted_again(times: Times) -> None
     assert not clock.is_steady
 
 
-def test_a_suspended_machine_is_not_a_jump(times: Times) -> None:
+def test_suspended_machine_is_not_a_clock_jump(times: Times) -> None:
     clock = times.clock()
     times.pass_ms(100 * HOUR_MS)
     assert clock.now_ms() == START_MS + 100 * HOUR_MS

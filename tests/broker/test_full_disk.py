@@ -138,7 +138,7 @@ def test_own_topics_are_created_on_a_full_disk_and_those_of_clients_are_not(tmp_
     run(tmp_path, body)
 
 
-def test_topics_that_find_no_room_half_way_leave_no_folders(tmp_path: Path) -> None:
+def test_topics_that_run_out_of_disk_space_leave_no_folders(tmp_path: Path) -> None:
     async def body(found: FullDisk) -> None:
         found.quota.free = RESERVE + 500
         assert await found.create("u", partitions=50) is Fault.STORAGE_ERROR
@@ -155,7 +155,7 @@ def test_topics_that_find_no_room_half_way_leave_no_folders(tmp_path: Path) -> N
     run(tmp_path, body)
 
 
-def test_stray_folder_with_records_survives_a_creation_that_finds_no_room(tmp_path: Path) -> None:
+def test_stray_folder_with_records_survives_a_failed_creation(tmp_path: Path) -> None:
     async def body(found: FullDisk) -> None:
         stray = tmp_path / "u-1"
         stray.mkdir()
@@ -207,7 +207,7 @@ def test_change_without_room_is_refused_and_not_reported_as_perhaps_saved(
     run(tmp_path, body)
 
 
-def test_deleting_a_topic_takes_records_again_before_it_is_answered(tmp_path: Path) -> None:
+def test_records_are_accepted_again_before_a_topic_deletion_is_answered(tmp_path: Path) -> None:
     async def body(found: FullDisk) -> None:
         assert await found.create("u") is Fault.NONE
         await found.make_tight()
@@ -298,7 +298,9 @@ async def committed_values(engine: EmbeddedEngine, topic: str) -> list[bytes]:
     return [record.value for record in found.records]
 
 
-def test_broker_without_any_room_starts_and_serves_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broker_starts_and_serves_reads_on_a_completely_full_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def body() -> None:
         await prepared(tmp_path)
         caplog.clear()
@@ -360,7 +362,7 @@ def test_start_without_room_keeps_the_recovery_point_until_its_files_are_stored(
     asyncio.run(body())
 
 
-def test_topic_is_deleted_though_no_catalogue_can_be_written(tmp_path: Path) -> None:
+def test_topic_is_deleted_even_if_the_catalogue_cannot_be_written(tmp_path: Path) -> None:
     async def body() -> None:
         await prepared(tmp_path)
         found = FullDisk(tmp_path, free=0)
@@ -378,7 +380,7 @@ def test_topic_is_deleted_though_no_catalogue_can_be_written(tmp_path: Path) -> 
     asyncio.run(body())
 
 
-def test_deletion_whose_room_somebody_else_takes_is_completed_by_the_next_start(tmp_path: Path) -> None:
+def test_deletion_whose_freed_space_is_lost_is_completed_by_the_next_start(tmp_path: Path) -> None:
     async def body() -> None:
         await prepared(tmp_path)
         found = FullDisk(tmp_path, free=-(1 << 30))
@@ -491,7 +493,7 @@ async def check_after(path: Path) -> None:
         await engine.stop()
 
 
-def test_each_write_in_turn_finds_no_room_and_all_goes_on(tmp_path: Path) -> None:
+def test_each_write_in_turn_fails_on_a_full_disk_and_service_continues(tmp_path: Path) -> None:
     count = asyncio.run(script(tmp_path / "none", 0))
     assert count > 60
     for fail_at in range(1, count + 1):

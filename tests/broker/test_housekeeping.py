@@ -145,7 +145,7 @@ def test_retention_by_time_acts_in_the_background(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_clock_that_jumped_deletes_nothing_by_age(tmp_path: Path) -> None:
+def test_nothing_is_deleted_by_age_after_a_clock_jump(tmp_path: Path) -> None:
     async def run() -> None:
         configs = {"segment.bytes": "200", "retention.ms": str(HOUR_MS)}
         clock = MovedClock()
@@ -193,7 +193,7 @@ def test_retention_by_size_continues_after_a_clock_jump(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_task_that_fails_unexpectedly_runs_again(
+def test_background_task_runs_again_after_any_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("penstock.broker.housekeeping.RETRY_S", 0.0)

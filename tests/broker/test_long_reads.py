@@ -53,7 +53,7 @@ async def read(engine: EmbeddedEngine, offset: int, max_records: int = 10**9, ma
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_a_small_batch_that_unpacks_to_much_is_unpacked_on_a_thread(tmp_path: Path, codec: int) -> None:
+def test_small_batch_with_large_content_is_unpacked_on_a_thread(tmp_path: Path, codec: int) -> None:
     async def body(engine: EmbeddedEngine) -> None:
         value = bytes(UNPACKED_ON_LOOP_BYTES_MAX)
         append(engine, [NewRecord(1, None, b"small")], codec)
@@ -96,7 +96,7 @@ def test_a_large_plain_batch_is_read_on_a_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
-def test_a_batch_that_unpacks_to_too_much_is_a_read_error(tmp_path: Path, codec: int) -> None:
+def test_unpacked_size_above_the_limit_is_a_read_error(tmp_path: Path, codec: int) -> None:
     async def body(engine: EmbeddedEngine) -> None:
         append(engine, [NewRecord(5, None, bytes(17 * MIB))], codec)
         append(engine, [NewRecord(6, None, b"next")], codec)
@@ -111,7 +111,7 @@ def test_a_batch_that_unpacks_to_too_much_is_a_read_error(tmp_path: Path, codec:
     on_engine(tmp_path, body)
 
 
-def test_batches_wait_until_there_is_room_to_unpack_them(tmp_path: Path) -> None:
+def test_batches_wait_for_memory_to_unpack_them(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine) -> None:
         engine.unpacking.account.bytes_max = 20 * MIB
         for at in range(6):
@@ -146,7 +146,7 @@ def test_every_record_of_a_large_batch_is_found(tmp_path: Path, codec: int) -> N
 # ---- slices --------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_ends_at_so_many_headers(tmp_path: Path) -> None:
+def test_headers_in_one_answer_are_limited(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine) -> None:
         headers = (("h", b""),) * 9_999
         append(engine, [NewRecord(1, None, b"%d" % at, headers) for at in range(25)], Codec.ZSTD)
@@ -161,7 +161,7 @@ def test_an_answer_ends_at_so_many_headers(tmp_path: Path) -> None:
     on_engine(tmp_path, body)
 
 
-def test_a_long_read_lets_others_have_their_turn(tmp_path: Path) -> None:
+def test_long_read_lets_other_requests_run(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine) -> None:
         for _ in range(10):
             append(engine, [NewRecord(1, None, b"v")] * 5_000)
@@ -174,7 +174,7 @@ def test_a_long_read_lets_others_have_their_turn(tmp_path: Path) -> None:
     on_engine(tmp_path, body)
 
 
-def test_a_long_read_ends_when_its_client_leaves(tmp_path: Path) -> None:
+def test_long_read_ends_when_its_client_disconnects(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine) -> None:
         for _ in range(10):
             append(engine, [NewRecord(1, None, b"v")] * 5_000)

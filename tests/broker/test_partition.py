@@ -117,7 +117,7 @@ def test_epoch_and_sequence_without_producer_id_are_ignored(tmp_path: Path) -> N
     assert (result.fault, end) == (Fault.NONE, 1)
 
 
-def test_marker_with_impossible_coordinator_epoch_in_the_log_fences_nobody(tmp_path: Path) -> None:
+def test_marker_with_impossible_coordinator_epoch_in_the_log_does_not_fence(tmp_path: Path) -> None:
     """Earlier versions wrote such markers for any client that asked."""
 
     async def run() -> None:

@@ -34,7 +34,7 @@ class Catalogue:
         self.patterns.changed(names)
 
 
-def test_the_whole_name_must_fit_and_internal_topics_never_do() -> None:
+def test_pattern_matches_whole_names_and_no_internal_topics() -> None:
     catalogue = Catalogue("a", "ab", "ba", "__consumer_offsets")
     assert catalogue.patterns.matching("a.*") == {"a", "ab"}
     assert catalogue.patterns.matching(".*") == {"a", "ab", "ba"}
@@ -49,14 +49,14 @@ def test_a_bad_pattern_is_an_error() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(["a.*", ".*b", "c|d"]), st.lists(st.sampled_from(["a", "ab", "b", "c", "d"]))))
 )
-def test_topics_that_came_and_went_are_noticed(steps: list[tuple[str, list[str]]]) -> None:
+def test_created_and_deleted_topics_are_detected(steps: list[tuple[str, list[str]]]) -> None:
     catalogue = Catalogue("a", "d")
     for pattern, changed in steps:
         catalogue.change(*changed)
         assert catalogue.patterns.matching(pattern) == Patterns(lambda: catalogue.names).matching(pattern)
 
 
-def test_a_known_pattern_looks_only_at_changes() -> None:
+def test_known_pattern_checks_only_changes() -> None:
     catalogue = Catalogue(*(f"t{number}" for number in range(1_000)))
     first = sum(1 for _ in catalogue.patterns.matching_in_slices("t.*"))
     catalogue.change("t1", "new")

@@ -128,7 +128,7 @@ def test_large_batches_are_prepared_and_appended(tmp_path: Path, codec: int) -> 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_takes_long_is_prepared(tmp_path: Path, made: memoryview, why: str) -> None:
+def test_batches_that_take_long_to_check_are_prepared(tmp_path: Path, made: memoryview, why: str) -> None:
     async def body(engine: EmbeddedEngine, disk: CueDisk) -> None:
         looked = engine.preparing.look(partition_of(engine), [made], preparing.Light())
         assert looked is None
@@ -150,7 +150,7 @@ def test_many_small_batches_of_one_request_are_prepared(tmp_path: Path) -> None:
     on_engine(tmp_path, body, partitions=3)
 
 
-def test_topics_without_rules_are_not_looked_into(tmp_path: Path) -> None:
+def test_records_of_topics_without_rules_are_not_checked(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine, disk: CueDisk) -> None:
         appended = engine.append("t", 0, [batch(None, codec=Codec.ZSTD), heavy()], Acks.LEADER)
         assert [result.base_offset for result in appended] == [0, 1]  # type: ignore[union-attr]
@@ -185,7 +185,7 @@ def test_a_timestamp_before_the_bound_is_named(tmp_path: Path, count: int) -> No
 
 
 @pytest.mark.parametrize("count", [10, HEAVY])
-def test_times_of_the_producer_do_not_matter_where_the_broker_stamps(tmp_path: Path, count: int) -> None:
+def test_producer_timestamps_are_not_checked_with_log_append_time(tmp_path: Path, count: int) -> None:
     configs = {"message.timestamp.before.max.ms": "3600000", "message.timestamp.type": "LogAppendTime", **COMPACTED}
 
     async def body(engine: EmbeddedEngine, disk: CueDisk) -> None:
@@ -214,7 +214,7 @@ def test_a_damaged_payload_is_refused(tmp_path: Path, codec: int) -> None:
 
 
 @pytest.mark.parametrize(("codec", "packed_mib"), [(Codec.GZIP, 1), (Codec.LZ4, 1), (Codec.ZSTD, 1), (Codec.SNAPPY, 2)])
-def test_a_batch_that_unpacks_to_too_much_is_refused(tmp_path: Path, codec: int, packed_mib: int) -> None:
+def test_unpacked_size_above_the_limit_is_refused(tmp_path: Path, codec: int, packed_mib: int) -> None:
     async def body(engine: EmbeddedEngine, disk: CueDisk) -> None:
         bomb = batch(b"k", codec=codec, value=bytes(17 * MIB))
         assert len(bomb) < packed_mib * MIB
@@ -267,7 +267,7 @@ def test_a_batch_of_too_many_headers_is_refused(tmp_path: Path, monkeypatch: pyt
     on_engine(tmp_path, body)
 
 
-def test_a_walk_that_takes_too_long_is_refused(tmp_path: Path) -> None:
+def test_walk_that_exceeds_its_time_is_refused(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine, disk: CueDisk) -> None:
         used_s = 0.0
 
@@ -302,7 +302,7 @@ def test_appends_that_waited_too_long_are_refused(tmp_path: Path) -> None:
     on_engine(tmp_path, body)
 
 
-def test_while_copies_fill_their_account_requests_keep_their_bytes(tmp_path: Path) -> None:
+def test_requests_keep_their_bytes_while_the_account_of_copies_is_full(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine, disk: CueDisk) -> None:
         account = engine.preparing.account
         account.bytes_max = len(heavy()) + 10
@@ -330,7 +330,7 @@ def test_while_copies_fill_their_account_requests_keep_their_bytes(tmp_path: Pat
     on_engine(tmp_path, body, partitions=2)
 
 
-def test_a_request_for_many_partitions_gives_its_bytes_back_once(tmp_path: Path) -> None:
+def test_request_for_many_partitions_gives_its_bytes_back_once(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine, disk: CueDisk) -> None:
         engine.preparing.account.bytes_max = 1
         first = engine.append("t", 0, [heavy()], Acks.ALL)
@@ -353,7 +353,7 @@ def test_a_request_for_many_partitions_gives_its_bytes_back_once(tmp_path: Path)
     on_engine(tmp_path, body, partitions=3)
 
 
-def test_records_of_other_dialects_find_no_room_and_are_told_so(tmp_path: Path) -> None:
+def test_records_of_other_dialects_are_refused_while_the_account_is_full(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine, disk: CueDisk) -> None:
         engine.preparing.account.bytes_max = len(heavy()) + 80
         first = engine.append("t", 0, [heavy()], Acks.ALL)
@@ -369,7 +369,7 @@ def test_records_of_other_dialects_find_no_room_and_are_told_so(tmp_path: Path) 
 # ---- order ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_comes_later_is_appended_later(tmp_path: Path) -> None:
+def test_later_appends_stay_later(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine, disk: CueDisk) -> None:
         pending = [
             engine.append("t", 0, [heavy()], Acks.LEADER),
@@ -388,7 +388,7 @@ def test_what_comes_later_is_appended_later(tmp_path: Path) -> None:
     on_engine(tmp_path, body, partitions=2)
 
 
-def test_what_was_gathered_in_this_turn_comes_before(tmp_path: Path) -> None:
+def test_appends_gathered_in_this_turn_come_first(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine, disk: CueDisk) -> None:
         engine.gather()
         calls: list[Any] = [
@@ -537,7 +537,7 @@ def test_the_end_of_a_transaction_waits_for_its_batches(tmp_path: Path) -> None:
 # ---- ends ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_left_has_its_batches_appended(tmp_path: Path) -> None:
+def test_batches_of_a_disconnected_client_are_appended(tmp_path: Path) -> None:
     async def body(engine: EmbeddedEngine, disk: CueDisk) -> None:
         engine.preparing.account.bytes_max = len(heavy())
         holds = [engine.append("t", 0, [heavy()], Acks.ALL) for _ in range(3)]
@@ -604,7 +604,7 @@ def test_a_broker_that_stops_refuses_what_it_has_not_prepared(tmp_path: Path) ->
     assert {result.fault for result in asyncio.run(run())} == {Fault.NOT_LEADER}
 
 
-def test_an_unexpected_error_ends_one_append_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_fails_only_its_own_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(engine: EmbeddedEngine, disk: CueDisk) -> None:
         sound = Partition.sound
         calls: list[int] = []

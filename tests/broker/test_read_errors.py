@@ -148,7 +148,7 @@ def test_bad_sector_in_a_closed_segment_never_skips_to_a_later_offset(tmp_path: 
     asyncio.run(body())
 
 
-def test_coordinator_whose_log_cannot_be_read_is_loaded_when_it_can(
+def test_coordinator_with_unreadable_log_is_loaded_once_readable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = BadSectors()

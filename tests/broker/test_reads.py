@@ -342,7 +342,7 @@ def test_a_read_of_very_many_partitions_waits_and_is_woken_like_any_other(tmp_pa
     asyncio.run(run())
 
 
-def test_what_comes_while_a_large_read_parks_is_not_missed(tmp_path: Path) -> None:
+def test_records_appended_while_a_large_read_parks_are_not_missed(tmp_path: Path) -> None:
     disk = Disk()
 
     async def run() -> None:
@@ -364,7 +364,7 @@ def test_what_comes_while_a_large_read_parks_is_not_missed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("partitions", [10, MANY])
-def test_a_read_that_is_given_up_leaves_nothing_behind(tmp_path: Path, partitions: int) -> None:
+def test_abandoned_read_leaves_no_state(tmp_path: Path, partitions: int) -> None:
     async def run() -> None:
         async with engine_on(tmp_path, Disk(), topic=None, flush="os") as engine:
             await answer_of(engine.create_topics([NewTopic("t", partitions)], validate_only=False))

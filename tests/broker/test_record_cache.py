@@ -175,7 +175,7 @@ def test_records_with_many_headers_are_not_kept_decoded() -> None:
     assert cache.bytes_counted == before + 330 * 200
 
 
-def test_decoding_what_is_there_keeps_the_bound() -> None:
+def test_decoding_cached_batches_keeps_the_bound() -> None:
     cost = DecodedBatch(with_headers(0)).cost_bytes
     cache = RecordCache(bytes_max=10 * cost)
     segment = object()
@@ -196,7 +196,7 @@ def with_headers(base_offset: int) -> Batch:
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
-def test_a_batch_that_unpacks_to_more_than_the_limit_is_too_large(codec: int) -> None:
+def test_unpacked_size_above_the_limit_is_too_large(codec: int) -> None:
     batch = batch_of([bytes(100_000)], codec)
     assert DecodedBatch(batch, 100_100).size > 100_000
     with pytest.raises(BatchTooLarge):

@@ -310,7 +310,7 @@ def test_each_topic_of_a_request_has_its_own_answer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("too_many", [0, 1])
 @pytest.mark.parametrize("how", ["create", "grow"])
-def test_a_topic_has_so_many_partitions_at_most(
+def test_partitions_of_a_topic_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, too_many: int
 ) -> None:
     broker = Broker(prepared(tmp_path))
@@ -327,7 +327,7 @@ def test_a_topic_has_so_many_partitions_at_most(
 
 @pytest.mark.parametrize("too_many", [0, 1])
 @pytest.mark.parametrize("how", ["create", "grow"])
-def test_the_broker_has_so_many_partitions_at_most(
+def test_partitions_of_the_broker_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, too_many: int
 ) -> None:
     """The first change of a request leaves room for two more partitions."""
@@ -370,7 +370,7 @@ async def _turns_during(work: Coroutine[Any, Any, Any]) -> int:
 
 
 @pytest.mark.parametrize("what", ["create", "delete", "grow", "alter"])
-def test_a_request_about_many_topics_lets_others_go_on(tmp_path: Path, what: str) -> None:
+def test_request_for_many_topics_lets_other_requests_run(tmp_path: Path, what: str) -> None:
     names = [f"t{number}" for number in range(20_000)]
 
     async def run() -> None:
@@ -390,7 +390,7 @@ def test_a_request_about_many_topics_lets_others_go_on(tmp_path: Path, what: str
     asyncio.run(run())
 
 
-def test_a_topic_that_is_named_twice_is_refused_each_time(tmp_path: Path) -> None:
+def test_topic_named_twice_is_refused_each_time(tmp_path: Path) -> None:
     async def run() -> None:
         async with engine_on(tmp_path, Disk(), topic=None, flush="os") as engine:
             asked = [NewTopic(name) for name in ("a", "b", "a", "c", "a")]

@@ -257,7 +257,7 @@ def test_what_flymq_does_unsaid_is_said(penstock: Run, tmp_path: Path) -> None:
         ({"cluster_addr": ":19093", "partition": {"default_partitions": 3}}, 3),
     ],
 )
-def test_topics_get_six_partitions_where_flymq_is_in_cluster_mode(
+def test_topics_get_six_partitions_in_flymq_cluster_mode(
     penstock: Run, tmp_path: Path, settings: dict[str, Any], partitions: int | None
 ) -> None:
     """By default it is, with one node."""
@@ -271,7 +271,7 @@ def test_topics_get_six_partitions_where_flymq_is_in_cluster_mode(
     ("theirs", "acks", "flush"),
     [("all", "all", "acks"), ("leader", "leader", "interval"), ("none", "leader", "os")],
 )
-def test_the_acks_of_flymq_choose_when_is_flushed(
+def test_acks_of_flymq_choose_the_flush_policy(
     penstock: Run, tmp_path: Path, theirs: str, acks: str, flush: str
 ) -> None:
     config, loaded = made(flymq(penstock, tmp_path, {"performance": {"acks": theirs}}), tmp_path)
@@ -380,7 +380,7 @@ def refused(ended: Ended) -> list[str]:
     return [line.strip() for line in lines]
 
 
-def test_all_protection_that_would_be_lost_is_listed_and_nothing_is_written(penstock: Run, tmp_path: Path) -> None:
+def test_lost_protection_is_listed_and_nothing_is_written(penstock: Run, tmp_path: Path) -> None:
     theirs = {
         "bind_addr": ":9092",
         "auth": {"enabled": True, "admin_password": "hunter2"},
@@ -408,7 +408,7 @@ def test_all_protection_that_would_be_lost_is_listed_and_nothing_is_written(pens
 @pytest.mark.parametrize(
     "key", ["auth.enabled", "security.tls_enabled", "security.encryption_enabled", "discovery.enabled"]
 )
-def test_a_switch_that_is_not_off_is_on(penstock: Run, tmp_path: Path, key: str, value: Any) -> None:
+def test_switch_with_any_value_but_false_is_on(penstock: Run, tmp_path: Path, key: str, value: Any) -> None:
     section, name = key.split(".")
     (line,) = refused(flymq(penstock, tmp_path, {section: {name: value}}))
     assert line.startswith(f"{key} = ")
@@ -432,7 +432,7 @@ def test_keys_are_read_in_any_case_as_flymq_reads_them(penstock: Run, tmp_path: 
         '{"Auth": {}, "auth": 1}',
     ],
 )
-def test_a_key_that_is_there_twice_is_refused(penstock: Run, tmp_path: Path, text: str) -> None:
+def test_duplicate_key_is_refused(penstock: Run, tmp_path: Path, text: str) -> None:
     (tmp_path / "flymq.json").write_text(text)
     ended = penstock("config", "convert", "--from", "flymq", "flymq.json")
     assert (ended.code, ended.text, "is given twice" in ended.err) == (2, "", True)
@@ -449,7 +449,7 @@ def test_a_key_that_is_there_twice_is_refused(penstock: Run, tmp_path: Path, tex
         ("FLYMQ_DEFAULT_REPLICATION_FACTOR", "3", "partition.default_replication_factor"),
     ],
 )
-def test_protection_that_the_environment_turns_on_counts_too(
+def test_protection_turned_on_by_the_environment_is_refused(
     penstock: Run, tmp_path: Path, name: str, value: str, key: str
 ) -> None:
     (tmp_path / "flymq.json").write_text("{}")
@@ -475,7 +475,7 @@ def test_an_environment_that_turns_nothing_on_is_fine(penstock: Run, tmp_path: P
         ({"security": {"tls_cert_file": "/etc/cert.pem"}}, "security.tls_cert_file"),
     ],
 )
-def test_files_of_a_switch_that_is_not_said_are_refused_until_it_is(
+def test_files_of_an_absent_switch_are_refused(
     penstock: Run, tmp_path: Path, settings: dict[str, dict[str, Any]], key: str
 ) -> None:
     (line,) = refused(flymq(penstock, tmp_path, settings))
@@ -499,7 +499,7 @@ def test_files_of_a_switch_that_is_not_said_are_refused_until_it_is(
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_a_key_that_is_not_known_and_sounds_like_protection_is_refused(
+def test_unknown_key_that_suggests_protection_is_refused(
     penstock: Run, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     (line,) = refused(flymq(penstock, tmp_path, settings))
@@ -514,7 +514,7 @@ def test_protection_in_a_config_of_fluxgo_is_refused(penstock: Run, tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["tls: {enabled: false}", "server: {auth: off}", "replication: {factor: }"])
-def test_protection_of_fluxgo_that_is_off_is_named_only(penstock: Run, tmp_path: Path, text: str) -> None:
+def test_disabled_protection_of_fluxgo_is_only_listed(penstock: Run, tmp_path: Path, text: str) -> None:
     ended = fluxgo(penstock, tmp_path, text)
     made(ended, tmp_path)
     assert "1 setting without a counterpart" in ended.err

@@ -449,7 +449,7 @@ def test_an_administrator_ends_a_transaction_that_hangs(broker: Broker, kafka_ad
         ({"producer_id": 2**63 - 1}, "UnknownProducerIdError"),
     ],
 )
-def test_markers_that_no_coordinator_here_wrote_end_no_transaction(
+def test_forged_markers_end_no_transaction(
     broker: Broker, kafka_admin: Any, wide_topic: str, change: dict[str, int], refusal: str
 ) -> None:
     """A marker with an epoch that was never issued would fence the coordinator or the producer for good."""

@@ -319,7 +319,7 @@ def test_the_metadata_of_a_group_has_a_greatest_size(driver: Driver) -> None:
     assert driver.answers[driver.join(first, protocols=(("p", bytes(most + 1)),))].fault is Fault.GROUP_MAX_SIZE_REACHED
 
 
-def test_ids_that_nobody_came_back_with_are_limited() -> None:
+def test_ids_of_members_that_have_not_joined_are_limited() -> None:
     driver = Driver(GroupSettings(initial_rebalance_delay_ms=0, group_size_max=2))
     given = [driver.answers[driver.join(needs_member_id=True)] for _ in range(3)]
     assert [answer.fault for answer in given] == [*[Fault.MEMBER_ID_REQUIRED] * 2, Fault.GROUP_MAX_SIZE_REACHED]
@@ -552,7 +552,7 @@ def test_names_that_no_record_could_hold_are_refused(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("too_long", [0, 1])
-def test_names_have_so_many_characters_at_most(driver: Driver, too_long: int) -> None:
+def test_length_of_names_is_limited(driver: Driver, too_long: int) -> None:
     name = "n" * (NAME_CHARS_MAX // 2 + too_long)
     fault = Fault.INVALID_REQUEST if too_long else Fault.NONE
     protocols = ((name, b""), ("range", b""))

@@ -187,7 +187,7 @@ def test_heartbeats_that_no_group_could_accept_are_invalid(driver: Driver, chang
 
 @pytest.mark.parametrize("too_long", [0, 1])
 @pytest.mark.parametrize("field", ["group", "member_id", "instance_id", "rack_id", "client_id", "subscribed_regex"])
-def test_names_have_so_many_characters_at_most(driver: Driver, field: str, too_long: int) -> None:
+def test_length_of_names_is_limited(driver: Driver, field: str, too_long: int) -> None:
     result = join(driver, "a", **{field: "n" * (NAME_CHARS_MAX + too_long)})
     assert result.fault is (Fault.INVALID_REQUEST if too_long else Fault.NONE)
 
@@ -249,7 +249,7 @@ def test_the_topics_and_partitions_of_a_group_are_limited(driver: Driver, too_ma
     assert result.fault is (Fault.INVALID_REQUEST if too_many else Fault.NONE)
 
 
-def test_a_group_whose_topics_grow_too_large_is_told(driver: Driver) -> None:
+def test_group_whose_topics_exceed_the_limit_gets_an_error(driver: Driver) -> None:
     driver.create_topic("t", limits.CONSUMER_GROUP_PARTITIONS_MAX)
     assert join(driver, "a").fault is Fault.NONE
     driver.create_topic("t", limits.CONSUMER_GROUP_PARTITIONS_MAX + 1)

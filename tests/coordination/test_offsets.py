@@ -158,7 +158,7 @@ def test_a_deleted_topic_takes_its_offsets_along_in_every_group(driver: Driver) 
     assert driver.coordinator.has_offsets_of({"u"})
 
 
-def test_offsets_of_a_deleted_topic_go_some_at_a_time(driver: Driver) -> None:
+def test_offsets_of_a_deleted_topic_are_removed_in_parts(driver: Driver) -> None:
     for group in ("g", "h"):
         for partition in range(5):
             commit(driver, 1, group=group, place=("t", partition))
@@ -210,7 +210,7 @@ def test_many_offsets_expire_in_several_ticks(driver: Driver) -> None:
     assert group_names(driver) == set()
 
 
-def test_groups_are_looked_at_in_several_ticks(driver: Driver) -> None:
+def test_groups_are_checked_in_several_ticks(driver: Driver) -> None:
     for number in range(2_500):
         driver.ask(CommitOffsets(f"g{number}", "", None, -1, (OffsetToCommit("t", 0, 1, 0, ""),), retention_ms=0))
     (member,), generation = driver.stable(1)
@@ -252,7 +252,7 @@ def test_a_transaction_commits_a_limited_number_of_offsets(driver: Driver) -> No
     assert commit(limits.TRANSACTION_OFFSETS_MAX, 1) is Fault.NONE
 
 
-def test_what_many_producers_hold_pending_is_dropped_in_the_order_of_writing(driver: Driver) -> None:
+def test_pending_offsets_of_many_producers_are_removed_in_write_order(driver: Driver) -> None:
     place = OffsetToCommit("t", 0, 1, 0, "")
     for producer_id in (1, 2, 3, 1):
         driver.ask(

@@ -233,7 +233,7 @@ def test_markers_of_old_epochs_and_old_coordinators_are_refused() -> None:
     assert table.check_marker(8, 0, 0) is None
 
 
-def test_coordinator_epochs_above_the_newest_are_refused_and_fence_nobody() -> None:
+def test_coordinator_epochs_above_the_newest_are_refused_without_fencing() -> None:
     table = ProducerTable(0)
     append_marker(table, marker(commit=True, epoch=4, coordinator_epoch=2**31 - 1), 0)
     for producer_id in (7, 8):

@@ -274,7 +274,7 @@ def test_a_transaction_that_does_not_fit_a_record_is_refused() -> None:
     assert desk.add(identity, *many[:3_000]) is Fault.NONE
 
 
-def test_a_transaction_has_so_many_partitions_at_most() -> None:
+def test_partitions_of_a_transaction_are_limited() -> None:
     desk = Desk()
     identity = granted(desk.init())
     most = [TopicPartition(TopicName("t"), n) for n in range(TRANSACTION_PARTITIONS_MAX)]

@@ -71,7 +71,7 @@ def test_a_header_that_lies_is_a_problem(codec: Codec, fields: dict[str, int]) -
     assert batch_problem(with_fields(_batch([20] * 10, codec), **fields)) is not None
 
 
-def test_a_batch_that_unpacks_to_too_much_is_a_problem() -> None:
+def test_unpacked_size_above_the_limit_is_a_problem() -> None:
     batch = _batch([130 * 1024 * 1024], Codec.ZSTD)
     assert batch.size < 100_000
     assert "larger than" in (batch_problem(batch) or "")

@@ -96,7 +96,7 @@ def test_renumbered_records_are_no_loss(penstock: Run, broker: Broker, client: K
         ("torn at the end", "directory"),
     ],
 )
-def test_damage_of_a_kafka_directory_is_exit_code_1_and_costs_one_batch(
+def test_damage_of_a_kafka_directory_is_exit_code_1_and_loses_one_batch(
     penstock: Run, broker: Broker, tmp_path: Path, damage: str, target: str
 ) -> None:
     folder = tmp_path / "s" / "t-0"
@@ -161,7 +161,7 @@ def test_a_directory_in_which_nothing_is_recognised_is_never_a_success(penstock:
         assert (ended.code, f"holds no data of {origin}" in ended.err) == (1, True), ended.err
 
 
-def test_the_list_of_losses_is_bounded_and_says_how_many_there_are(penstock: Run, tmp_path: Path) -> None:
+def test_list_of_losses_is_bounded_and_gives_their_number(penstock: Run, tmp_path: Path) -> None:
     records = [day1_record(n, b"", b"value %d" % n) for n in range(2_000)]
     for number in range(5, 2_000, 20):
         records[number] = b"x" * len(records[number])

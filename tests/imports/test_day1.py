@@ -48,7 +48,7 @@ def test_a_torn_tail_costs_the_torn_record(tmp_path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("position", [8, 9, *range(13, 17)])
-def test_a_flip_in_lengths_costs_that_record_alone(tmp_path: Path, position: int) -> None:
+def test_flipped_byte_in_lengths_loses_only_that_record(tmp_path: Path, position: int) -> None:
     path = _log(tmp_path)
     flip(path, 18 + 19 + 16 + position)
     records, findings = read("day1", tmp_path)
@@ -58,7 +58,7 @@ def test_a_flip_in_lengths_costs_that_record_alone(tmp_path: Path, position: int
 
 @pytest.mark.parametrize("number", range(len(PAIRS)))
 @pytest.mark.parametrize("position", range(8))
-def test_a_flip_in_an_offset_costs_no_record(tmp_path: Path, number: int, position: int) -> None:
+def test_flipped_byte_in_an_offset_loses_no_record(tmp_path: Path, number: int, position: int) -> None:
     path = _log(tmp_path)
     flip(path, sum(14 + len(key) + len(value) for key, value in PAIRS[:number]) + position)
     records, findings = read("day1", tmp_path)
@@ -78,7 +78,7 @@ def test_offsets_that_were_given_twice_get_the_next_free_ones(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("producers", [2, 4, 8, 16])
-def test_every_record_of_racing_producers_comes_in_file_order(tmp_path: Path, producers: int) -> None:
+def test_every_record_of_racing_producers_is_imported_in_file_order(tmp_path: Path, producers: int) -> None:
     data, written = day1_race(producers, producers, 800 // producers)
     day1_log(tmp_path, "t", 0, [data])
     records, findings = read("day1", tmp_path)
@@ -88,7 +88,7 @@ def test_every_record_of_racing_producers_comes_in_file_order(tmp_path: Path, pr
     assert findings["t-0"].renumbered > len(written) / 2
 
 
-def test_a_torn_record_in_a_log_of_racing_producers_costs_that_record_alone(tmp_path: Path) -> None:
+def test_torn_record_in_a_log_of_racing_producers_loses_only_that_record(tmp_path: Path) -> None:
     data, written = day1_race(3, 8, 50)
     path = day1_log(tmp_path, "t", 0, [data])
     tear(path, 5)
@@ -97,7 +97,7 @@ def test_a_torn_record_in_a_log_of_racing_producers_costs_that_record_alone(tmp_
     assert findings["t-0"].count == 1
 
 
-def test_zeros_that_a_crash_left_at_the_end_are_damage_and_no_records(tmp_path: Path) -> None:
+def test_zeros_left_by_a_crash_are_damage_and_not_records(tmp_path: Path) -> None:
     path = _log(tmp_path)
     size = path.stat().st_size
     path.write_bytes(path.read_bytes() + bytes(100_000))
@@ -106,7 +106,7 @@ def test_zeros_that_a_crash_left_at_the_end_are_damage_and_no_records(tmp_path: 
     assert [(one.position, one.length) for one in findings["test-0"].kept] == [(size, 100_000)]
 
 
-def test_records_after_a_sector_of_zeros_come_over(tmp_path: Path) -> None:
+def test_records_after_a_sector_of_zeros_are_imported(tmp_path: Path) -> None:
     pairs = [(b"k%d" % n, b"value %d" % n) for n in range(100)]
     data = bytearray(b"".join(day1_record(n, *pair) for n, pair in enumerate(pairs)))
     data[512:1024] = bytes(512)
@@ -127,7 +127,7 @@ def test_empty_records_of_racing_first_requests_are_records(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("offsets", [(-1, 0, 1), (1 << 62, (1 << 62) + 1), (5,), (-5,), (7, 6, 5, 8)])
-def test_whatever_offsets_a_file_has_its_records_get_rising_ones(tmp_path: Path, offsets: tuple[int, ...]) -> None:
+def test_records_get_rising_offsets_whatever_the_file_has(tmp_path: Path, offsets: tuple[int, ...]) -> None:
     day1_log(tmp_path, "t", 0, [day1_record(n, b"k", b"value %d" % n) for n in offsets])
     records, findings = read("day1", tmp_path)
     assert [record.value for record in records["t-0"]] == [b"value %d" % n for n in offsets]

@@ -72,7 +72,7 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
 
 
 @every_reader
-def test_files_that_nobody_understands_are_a_loss_unless_they_are_empty(tmp_path: Path, reader: str) -> None:
+def test_unknown_files_are_a_loss_unless_they_are_empty(tmp_path: Path, reader: str) -> None:
     log = MAKERS[reader](tmp_path)
     assert Import(ImportRequest(reader, tmp_path)).dry_run().is_complete
     (tmp_path / "empty.bin").touch()
@@ -91,7 +91,7 @@ def test_an_empty_directory_is_no_source(tmp_path: Path) -> None:
         Import(ImportRequest("day1", tmp_path)).dry_run()
 
 
-def test_what_fluxgo_makes_beside_its_logs_is_no_loss(tmp_path: Path) -> None:
+def test_other_files_of_fluxgo_are_not_a_loss(tmp_path: Path) -> None:
     fluxgo_log(tmp_path / "t_0", 0, [b"v"])
     fluxgo_commit(tmp_path, "g", "t", 0, 1)
     (tmp_path / "__consumer_offsets" / "g" / "t_0.offset.tmp").write_bytes(b"12345678")
@@ -107,7 +107,7 @@ def test_an_index_without_its_log_is_a_loss(tmp_path: Path) -> None:
     assert [(one.what, one.is_loss) for one in report.skipped] == [("t_1", True)]
 
 
-def test_what_flymq_makes_beside_its_logs_is_no_loss_but_schemas_are(tmp_path: Path) -> None:
+def test_other_files_of_flymq_are_not_a_loss_except_schemas(tmp_path: Path) -> None:
     flymq_store(tmp_path / "t" / "0" / "0.store", [flymq_message(b"", b"v")], ">Q")
     flymq_store(tmp_path / "audit" / "0" / "0.store", [flymq_message(b"", b"a topic of that name")], ">Q")
     flymq_commit(tmp_path, "g", "t", {"0": 1})
@@ -129,13 +129,13 @@ def test_a_minikafka_topic_with_a_slash_is_found_in_its_nested_folders(tmp_path:
     assert [(row.source_topic, row.topic, row.partition) for row in report.partitions] == [("a/b", "ab", 3)]
 
 
-def test_what_rustlog_makes_beside_its_logs_is_no_loss(tmp_path: Path) -> None:
+def test_other_files_of_rustlog_are_not_a_loss(tmp_path: Path) -> None:
     folder = rustlog_log(tmp_path / ".tmpAb3dE9", 0, [rustlog_record(0, b"v")]).parent
     (folder / ".cleaner_checkpoint").write_bytes(b"12345678")
     assert Import(ImportRequest("rustlog", tmp_path)).dry_run().is_complete
 
 
-def test_folders_that_kafka_was_deleting_are_listed_and_no_loss(tmp_path: Path) -> None:
+def test_folders_that_kafka_was_deleting_are_listed_and_not_a_loss(tmp_path: Path) -> None:
     log = MAKERS["kafka"](tmp_path)
     for name in ("t-1.0123-delete", "t-2.0123-future", "t-3.0123-stray"):
         (tmp_path / name).mkdir()
@@ -146,7 +146,7 @@ def test_folders_that_kafka_was_deleting_are_listed_and_no_loss(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", [f"{5:020d}.log.swap", "swap"])
-def test_an_interrupted_compaction_of_kafka_is_a_loss(tmp_path: Path, name: str) -> None:
+def test_interrupted_compaction_of_kafka_is_a_loss(tmp_path: Path, name: str) -> None:
     log = MAKERS["kafka"](tmp_path)
     log.with_name(name).write_bytes(b"x")
     report = Import(ImportRequest("kafka", tmp_path)).dry_run()
@@ -154,7 +154,7 @@ def test_an_interrupted_compaction_of_kafka_is_a_loss(tmp_path: Path, name: str)
     assert "start the broker once" in next(iter(report.skipped)).why
 
 
-def test_a_file_of_kafka_with_another_name_costs_only_itself(tmp_path: Path) -> None:
+def test_misnamed_kafka_file_loses_only_that_file(tmp_path: Path) -> None:
     log = MAKERS["kafka"](tmp_path)
     log.with_name("5.log").write_bytes(log.read_bytes())
     report = Import(ImportRequest("kafka", tmp_path)).dry_run()

@@ -95,7 +95,7 @@ def test_committed_offsets_come_from_their_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", [True, False])
-def test_zeros_that_a_crash_left_at_the_end_are_damage_and_no_records(tmp_path: Path, index: bool) -> None:
+def test_zeros_left_by_a_crash_are_damage_and_not_records(tmp_path: Path, index: bool) -> None:
     path = fluxgo_log(tmp_path / "t_0", 0, RECORDS, index=index)
     size = path.stat().st_size
     path.write_bytes(path.read_bytes() + bytes(8_000))
@@ -104,7 +104,7 @@ def test_zeros_that_a_crash_left_at_the_end_are_damage_and_no_records(tmp_path: 
     assert [(one.position, one.length) for one in findings["t-0"].kept] == [(size, 8_000)]
 
 
-def test_empty_records_that_the_index_knows_are_records(tmp_path: Path) -> None:
+def test_empty_records_listed_by_the_index_are_records(tmp_path: Path) -> None:
     fluxgo_log(tmp_path / "t_0", 0, [b"a"] + [b""] * 2_000)
     records, findings = read("fluxgo", tmp_path)
     assert values(records["t-0"]) == list(enumerate([b"a"] + [b""] * 2_000))

@@ -109,7 +109,7 @@ def _document_store(root: Path, form: str, place: str, **how: object) -> Path:
 
 
 @in_both_layouts
-def test_headers_and_times_of_the_documents_encoding_come_over(tmp_path: Path, form: str, place: str) -> None:
+def test_headers_and_times_of_the_documents_encoding_are_imported(tmp_path: Path, form: str, place: str) -> None:
     _document_store(tmp_path, form, place)
     records, findings = read("flymq", tmp_path)
     assert [(record.key, record.value) for record in records["events-0"]] == PAIRS
@@ -137,7 +137,7 @@ def test_a_length_of_the_other_width_is_recognised_in_either_layout(tmp_path: Pa
 
 @in_both_layouts
 @pytest.mark.parametrize("index", [True, False])
-def test_any_flipped_bit_of_the_documents_encoding_costs_at_most_that_record(
+def test_flipped_bit_in_the_documents_encoding_loses_at_most_that_record(
     tmp_path: Path, form: str, place: str, index: bool
 ) -> None:
     path = _document_store(tmp_path, form, place, index=index)
@@ -172,7 +172,7 @@ def test_an_unknown_encoding_is_reported_and_not_guessed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("count", [-1, 2, 20_000, (1 << 31) - 1])
-def test_a_number_of_headers_that_cannot_be_is_damage(tmp_path: Path, count: int) -> None:
+def test_impossible_number_of_headers_is_damage(tmp_path: Path, count: int) -> None:
     message = flymq_message(b"k", b"v") + struct.pack(">i", count) + bytes(100_000) + struct.pack(">q", TIME)
     sound = flymq_document_message(b"k", b"sound")
     flymq_store(tmp_path / LAYOUTS[1][1], [message, sound, sound, sound], ">I", index=False)

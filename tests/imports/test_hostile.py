@@ -93,7 +93,7 @@ def test_links_that_lead_out_of_the_directory_are_refused(
 
 
 @every_reader
-def test_what_is_no_file_is_reported_and_not_waited_for(penstock: Run, root: Path, reader: str) -> None:
+def test_special_files_are_reported_and_not_opened(penstock: Run, root: Path, reader: str) -> None:
     log = MAKERS[reader](root)
     os.mkfifo(_sibling(log, reader))
     (root / "zero").symlink_to("/dev/zero")
@@ -149,7 +149,7 @@ def test_names_do_not_reach_the_terminal_as_they_are(penstock: Run, root: Path, 
 
 
 @every_reader
-def test_a_file_of_a_terabyte_of_nothing_takes_little_memory(
+def test_sparse_file_of_a_terabyte_needs_little_memory(
     root: Path, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frames, "SEARCH_BYTES_MAX", 1024 * 1024)
@@ -251,7 +251,7 @@ def test_more_files_than_the_limit_are_refused(
 
 @pytest.mark.parametrize("name", ["99999999999999999999", "9" * 200, "\u0660" * 20])
 @every_reader
-def test_a_file_named_by_an_offset_that_cannot_be_is_skipped(root: Path, reader: str, name: str) -> None:
+def test_file_named_by_an_impossible_offset_is_skipped(root: Path, reader: str, name: str) -> None:
     log = MAKERS[reader](root)
     other = log.with_name(f"{name}{log.suffix}")
     other.write_bytes(log.read_bytes())
@@ -262,7 +262,7 @@ def test_a_file_named_by_an_offset_that_cannot_be_is_skipped(root: Path, reader:
 
 @pytest.mark.parametrize("number", ["10000", "9" * 100])
 @every_reader
-def test_a_partition_number_that_cannot_be_is_skipped(root: Path, reader: str, number: str) -> None:
+def test_impossible_partition_number_is_skipped(root: Path, reader: str, number: str) -> None:
     log = MAKERS[reader](root)
     if reader == "day1":
         log.with_name(f"t-{number}.log").write_bytes(log.read_bytes())
@@ -295,7 +295,7 @@ def test_records_that_a_header_claims_are_not_counted(
 
 
 @pytest.mark.parametrize("fields", [{"producer_id": (1 << 63) - 1}, {"epoch": (1 << 31) - 1}], ids=str)
-def test_numbers_that_would_wear_out_the_broker_do_not_come_over(
+def test_offsets_ids_and_epochs_out_of_range_are_not_imported(
     tmp_path: Path, root: Path, fields: dict[str, int]
 ) -> None:
     """The broker goes on above all producer ids and epochs that came over."""
@@ -309,7 +309,7 @@ def test_numbers_that_would_wear_out_the_broker_do_not_come_over(
         assert client.init_producer_id().producer_id < 1 << 40
 
 
-def test_a_batch_of_two_gigabytes_is_not_read_into_memory(root: Path) -> None:
+def test_batch_of_two_gigabytes_is_not_read_into_memory(root: Path) -> None:
     log = _kafka_log(root)
     size = log.stat().st_size
     header = bytearray(log.read_bytes()[:61])

@@ -25,7 +25,7 @@ def batch_at(base_offset: int, **fields: int) -> bytes:
 
 
 @pytest.mark.parametrize(("count", "delta"), [(INT_MAX, INT_MAX - 1), (10, 9), (2, 0), (-1, 0), (-(2**31), INT_MAX)])
-def test_batches_with_impossible_record_counts_stay_behind(tmp_path: Path, count: int, delta: int) -> None:
+def test_batches_with_impossible_record_counts_are_not_imported(tmp_path: Path, count: int, delta: int) -> None:
     first, wrong = batch_at(0), batch_at(1, count=count, last_offset_delta=delta)
     last = batch_at(delta + 2)
     path = tmp_path / f"{0:020d}.log"

@@ -44,7 +44,7 @@ def test_a_torn_tail_costs_the_torn_record(tmp_path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize("position", range(8, 16))
-def test_a_flip_in_an_id_costs_no_record(tmp_path: Path, number: int, position: int) -> None:
+def test_flipped_byte_in_an_id_loses_no_record(tmp_path: Path, number: int, position: int) -> None:
     path = minikafka_log(tmp_path, "t", 0, 0, _records(5))
     flip(path, 36 * number + position)
     records, findings = read("minikafka", tmp_path)
@@ -56,7 +56,7 @@ def test_a_flip_in_an_id_costs_no_record(tmp_path: Path, number: int, position: 
 
 
 @pytest.mark.parametrize("position", [0, 3, 5, 24, 27, 30, 35])
-def test_a_flip_in_length_checksum_or_payload_costs_that_record_alone(tmp_path: Path, position: int) -> None:
+def test_flipped_byte_in_length_checksum_or_payload_loses_only_that_record(tmp_path: Path, position: int) -> None:
     path = minikafka_log(tmp_path, "t", 0, 0, _records(5))
     flip(path, 36 * 2 + position)
     records, findings = read("minikafka", tmp_path)
@@ -84,7 +84,7 @@ def test_ids_that_began_again_after_a_restart_are_renumbered_in_the_order_of_tim
 
 @pytest.mark.parametrize("pause", [0.05, 0.3, 0.7])
 @pytest.mark.parametrize("producers", [2, 4, 8, 16])
-def test_every_whole_record_of_racing_producers_comes_over(tmp_path: Path, producers: int, pause: float) -> None:
+def test_every_complete_record_of_racing_producers_is_imported(tmp_path: Path, producers: int, pause: float) -> None:
     data, whole, written = minikafka_race(producers, producers, 600 // producers, pause)
     minikafka_log(tmp_path, "t", 0, 0, [data])
     records, findings = read("minikafka", tmp_path)
@@ -97,7 +97,7 @@ def test_every_whole_record_of_racing_producers_comes_over(tmp_path: Path, produ
     assert [record.offset for record in records["t-0"]] == sorted({record.offset for record in records["t-0"]})
 
 
-def test_a_whole_record_between_the_pieces_of_another_comes_over(tmp_path: Path) -> None:
+def test_complete_record_between_the_pieces_of_another_is_imported(tmp_path: Path) -> None:
     torn, whole = minikafka_record(1, 1_001, b"a", b"torn" * 30), minikafka_record(2, 1_002, b"b", b"whole")
     pieces = [*_records(1), torn[:33], whole, torn[33:], *_records(1, 3)]
     minikafka_log(tmp_path, "t", 0, 0, pieces)
@@ -125,7 +125,7 @@ def test_files_written_before_a_clock_was_set_back_stay_in_their_order(tmp_path:
     assert findings["t-0"].renumbered == 0
 
 
-def test_a_commit_between_racing_records_goes_on_after_the_record_that_was_read(tmp_path: Path) -> None:
+def test_commit_between_racing_records_continues_after_the_record_read(tmp_path: Path) -> None:
     ids = [0, 1, 3, 2, 2, 4]
     minikafka_log(tmp_path, "t", 0, 0, [minikafka_record(n, 1_000 + at, b"", b"%d" % n) for at, n in enumerate(ids)])
     commits = [minikafka_record(n, 2_000, b"g%d:t:0" % n, b"%d" % n) for n in (0, 2, 3, 4, 5, 90)]

@@ -222,7 +222,7 @@ def test_a_source_that_changes_while_it_is_imported_is_no_success(broker: Broker
 
 @pytest.mark.parametrize("reader", ["day1", "kafka"])
 @pytest.mark.parametrize("target", ["broker", "directory"])
-def test_what_a_live_broker_appends_meanwhile_is_not_looked_at(
+def test_records_appended_during_the_import_are_not_read(
     broker: Broker, tmp_path: Path, target: str, reader: str
 ) -> None:
     root, topic = tmp_path / "s", f"live-{target}-{reader}"

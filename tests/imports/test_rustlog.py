@@ -26,7 +26,7 @@ def test_partitions_are_found_where_they_may_lie(tmp_path: Path, folder: str) ->
     assert findings["orders-3"].count == 0
 
 
-def test_a_folder_as_the_server_makes_it_is_a_topic_of_its_name(tmp_path: Path) -> None:
+def test_folder_created_by_the_server_becomes_a_topic_of_its_name(tmp_path: Path) -> None:
     _log(tmp_path / ".tmpAb3dE9")
     _log(tmp_path / ".tmpZZ12xy", payloads=[b"other"])
     records, findings = read("rustlog", tmp_path)
@@ -35,7 +35,7 @@ def test_a_folder_as_the_server_makes_it_is_a_topic_of_its_name(tmp_path: Path) 
     assert findings[".tmpAb3dE9-0"].count == 0
 
 
-def test_folders_of_the_server_become_the_partitions_that_they_were(
+def test_folders_of_the_server_are_mapped_to_their_partitions(
     broker: Broker, client: KafkaClient, tmp_path: Path
 ) -> None:
     for number, name in enumerate([".tmpAb3dE9", ".tmpZZ12xy", ".tmp000000"]):
@@ -96,7 +96,7 @@ def test_a_torn_tail_costs_the_torn_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("position", range(4, 12))
-def test_a_flip_in_an_offset_costs_no_record(tmp_path: Path, position: int) -> None:
+def test_flipped_byte_in_an_offset_loses_no_record(tmp_path: Path, position: int) -> None:
     path = _log(tmp_path / "t-0")
     flip(path, 28 + position)
     records, findings = read("rustlog", tmp_path)
@@ -105,7 +105,7 @@ def test_a_flip_in_an_offset_costs_no_record(tmp_path: Path, position: int) -> N
 
 
 @pytest.mark.parametrize("position", range(4))
-def test_a_flip_in_a_length_costs_that_record_alone(tmp_path: Path, position: int) -> None:
+def test_flipped_byte_in_a_length_loses_only_that_record(tmp_path: Path, position: int) -> None:
     path = _log(tmp_path / "t-0")
     flip(path, 28 + position)
     records, findings = read("rustlog", tmp_path)

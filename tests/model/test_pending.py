@@ -126,7 +126,7 @@ def test_what_was_begun_goes_on_when_nobody_waits_for_the_hold() -> None:
 
 
 @pytest.mark.parametrize("is_abandoned", [False, True])
-def test_a_hold_that_borrows_says_when_it_is_over(is_abandoned: bool) -> None:
+def test_borrowing_hold_calls_over_when_done(is_abandoned: bool) -> None:
     pending: Pending[int] = Pending()
     hold = held(pending, borrows=True)
     assert isinstance(hold, Hold)

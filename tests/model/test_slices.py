@@ -144,7 +144,7 @@ def test_an_error_later_completes_the_result(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("drop", [True, False])
-def test_abandoned_work_goes_on_unless_it_only_reads(loop: Loop, drop: bool) -> None:
+def test_abandoned_work_continues_unless_it_only_reads(loop: Loop, drop: bool) -> None:
     log: list[str] = []
     result = loop.slices.run(loop.steps(30, log), drop=drop)
     assert isinstance(result, Hold)
@@ -177,7 +177,7 @@ def test_work_that_only_waits_is_not_a_hold(loop: Loop) -> None:
     assert not isinstance(result, Hold)
 
 
-def test_work_goes_on_in_the_moment_in_which_its_pending_completes(loop: Loop) -> None:
+def test_work_continues_as_soon_as_its_pending_completes(loop: Loop) -> None:
     pending: Pending[str] = Pending()
     result = loop.slices.run(_waiting(pending))
     pending.complete("found")
@@ -229,7 +229,7 @@ def test_few_long_tasks_take_turns_and_the_others_wait(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 30])
-def test_only_a_late_result_is_finished_in_slices(loop: Loop, steps: int) -> None:
+def test_only_late_results_are_finished_in_slices(loop: Loop, steps: int) -> None:
     def finish(count: int) -> Work[str]:
         yield from loop.steps(30)
         return f"finished {count}"
@@ -274,7 +274,7 @@ def test_borrowed_bytes_are_given_back_when_the_work_is_over(loop: Loop, ending:
     assert given_back == ["over"]
 
 
-def test_a_broken_protocol_found_late_is_not_logged(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+def test_protocol_error_after_the_first_slice_is_not_logged(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     def work() -> Work[None]:
         yield from loop.steps(30)
         raise ProtocolError("no request")

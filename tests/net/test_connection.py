@@ -218,7 +218,7 @@ class Measured(FakeSession):
         return super().feed(view)
 
 
-def test_one_read_takes_so_many_bytes_of_a_socket_at_most(serve):
+def test_bytes_of_one_read_are_limited(serve):
     Measured.sizes.clear()
     server = serve(Measured, scratch_bytes=4_096)
     with server.connect() as client:
@@ -305,7 +305,7 @@ def test_a_half_closed_peer_gets_its_parked_answers(serve):
     "sent", [b"", frame(b"e 1"), frame(b"e 1")[:6], frame(b"p")], ids=["nothing", "all", "half", "parked"]
 )
 @pytest.mark.parametrize("way", ["close", "reset"])
-def test_a_peer_that_disconnects_leaves_at_most_one_debug_line_without_errno(serve, caplog, sent, way):
+def test_disconnect_logs_at_most_one_debug_line_without_errno(serve, caplog, sent, way):
     server = serve()
     client = server.connect()
     client.send(sent)

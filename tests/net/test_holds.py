@@ -137,7 +137,7 @@ def reset(client: Client) -> None:
 
 @pytest.mark.parametrize("session", [FakeSession, OneByOne])
 @pytest.mark.parametrize("end", ["reset", "close"])
-def test_requests_behind_several_holds_are_performed_when_the_peer_is_gone(
+def test_requests_after_several_holds_are_performed_after_a_disconnect(
     serve: Callable[..., Server], session: type[FakeSession], end: str
 ) -> None:
     server = serve(session)
@@ -162,7 +162,7 @@ def test_requests_behind_several_holds_are_performed_when_the_peer_is_gone(
     server.until(lambda: not server.network.in_flight.bytes_held and not server.listener.connections)
 
 
-def test_what_a_peer_that_is_gone_sent_stays_counted_until_it_is_performed(serve: Callable[..., Server]) -> None:
+def test_requests_of_disconnected_peer_stay_counted_until_performed(serve: Callable[..., Server]) -> None:
     server = serve()
     client = server.connect()
     client.send(frames(b"h", b"e small", b"h", b"e" + bytes(100_000)))
@@ -180,7 +180,7 @@ def test_what_a_peer_that_is_gone_sent_stays_counted_until_it_is_performed(serve
 
 
 @pytest.mark.parametrize("bad", [b"x", b"P", b""])
-def test_a_bad_request_of_a_peer_that_is_gone_ends_the_others(serve: Callable[..., Server], bad: bytes) -> None:
+def test_invalid_request_of_disconnected_peer_drops_later_ones(serve: Callable[..., Server], bad: bytes) -> None:
     server = serve()
     client = server.connect()
     client.send(frames(b"h", b"e small", b"h", b"e before", bad, b"e behind"))

@@ -67,7 +67,7 @@ def test_a_refused_connection_never_has_a_session(serve):
     assert server.sessions == []
 
 
-def test_the_system_holds_so_many_connections_that_are_not_accepted_yet(monkeypatch):
+def test_accept_backlog_is_limited(monkeypatch):
     """Beyond the backlog the system itself ignores or refuses them, so the number handed over is what counts."""
     backlogs = []
     create_server = asyncio.BaseEventLoop.create_server

@@ -144,9 +144,7 @@ def test_more_bytes_of_a_connection_that_waits_perform_its_request_first(
             assert [client.read(), client.read()] == [b"e %d" % number, b"e more %d" % number]
 
 
-def test_many_answers_that_come_together_leave_in_several_turns(
-    serve: Callable[..., Server], broker: SlowBroker
-) -> None:
+def test_many_simultaneous_answers_are_sent_in_several_turns(serve: Callable[..., Server], broker: SlowBroker) -> None:
     class Session(FakeSession):
         def answer(self, request: memoryview, result: bytes) -> Any:
             broker.work(result)
@@ -212,7 +210,7 @@ class Borrower(FakeSession):
 @pytest.mark.parametrize("size", [100, 100_000, 2_000_000])
 @pytest.mark.parametrize("follows", [b"", frame(b"e behind"), frame(b"e behind")[:6]], ids=["none", "frame", "half"])
 @pytest.mark.parametrize("before", [b"", frame(b"h")], ids=["first", "behind a hold"])
-def test_work_behind_a_hold_keeps_the_bytes_of_its_request(
+def test_work_of_a_hold_keeps_the_bytes_of_its_request(
     serve: Callable[..., Server], size: int, follows: bytes, before: bytes
 ) -> None:
     server = serve(Borrower, frame_bytes_max=16_000_000)

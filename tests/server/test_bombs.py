@@ -73,7 +73,7 @@ def assert_nobody_waits(broker: Broker, bomb: Callable[[], object], memory_bytes
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_for_a_compacted_topic_stops_nobody(broker: Broker, name: str, codec: str) -> None:
+def test_bomb_for_a_compacted_topic_does_not_block_other_clients(broker: Broker, name: str, codec: str) -> None:
     topic = f"compacted.{name.replace(' ', '-')}.{codec}"
     make_topic(broker, topic, cleanup_policy="compact", max_message_bytes="8000000")
     batch = BOMBS[name](CODECS[codec])
@@ -136,7 +136,7 @@ def test_slow_and_quick_batches_of_a_producer_keep_their_order(broker: Broker) -
         assert [answer_of(peer) for _ in sequences[1:]] == [(0, sequence) for sequence in sequences[:-1]]
 
 
-def test_a_quick_batch_of_another_connection_comes_after_the_slow_one(broker: Broker) -> None:
+def test_quick_batch_of_another_connection_is_appended_after_the_slow_one(broker: Broker) -> None:
     make_topic(broker, "order-of-two", cleanup_policy="compact")
     with RawPeer(broker) as one, RawPeer(broker) as two:
         one.send(produce("order-of-two", sequenced(SLOW_RECORDS, 0, CODECS["gzip"])))
@@ -202,7 +202,7 @@ def address(broker: Broker, dialect: str) -> tuple[str, int]:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", BOMBS)
-def test_reading_a_bomb_stops_nobody(broker: Broker, name: str, codec: str) -> None:
+def test_reading_a_bomb_does_not_block_other_clients(broker: Broker, name: str, codec: str) -> None:
     topic = f"plain.{name.replace(' ', '-')}.{codec}"
     make_topic(broker, topic, max_message_bytes="8000000")
     batch = BOMBS[name](CODECS[codec])
@@ -229,7 +229,7 @@ FLYMQ_CODECS = {"lz4": (1, 0x05), "snappy": (2, 0x09), "zstd": (3, 0x07), "gzip"
 
 
 @pytest.mark.parametrize("codec", FLYMQ_CODECS)
-def test_a_compressed_flymq_request_stops_nobody(broker: Broker, codec: str) -> None:
+def test_compressed_flymq_request_does_not_block_other_clients(broker: Broker, codec: str) -> None:
     number, flags = FLYMQ_CODECS[codec]
     value_bytes = 10 * MIB if codec == "snappy" else 31 * MIB
     produce_zeros = flymq.s("bombs") + flymq.b(b"k") + flymq.b(bytes(value_bytes)) + flymq.i32(0)

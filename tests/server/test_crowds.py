@@ -124,7 +124,7 @@ CROWDS = list(crowds())
 
 
 @pytest.mark.parametrize("large", CROWDS, ids=[large.name for large in CROWDS])
-def test_no_ping_waits_for_a_request_about_a_large_thing(broker: Broker, large: Large) -> None:
+def test_pings_do_not_wait_for_requests_for_large_objects(broker: Broker, large: Large) -> None:
     with Ping(address(broker), broker.pid, api_versions()) as ping:
         complaint = too_long(ping, address(broker), large)
     assert complaint is None, complaint
@@ -146,7 +146,7 @@ REPEATED = {
 
 
 @pytest.mark.parametrize("name", REPEATED)
-def test_a_large_thing_that_is_asked_for_often_closes_the_connection(broker: Broker, name: str) -> None:
+def test_repeating_a_large_object_closes_the_connection(broker: Broker, name: str) -> None:
     if name == "OffsetFetch":
         trees = [{**commit(first, 1_000), "group_id": "all"} for first in range(0, WIDE, 1_000)]
         ask(broker, ApiKey.OFFSET_COMMIT, 2, *trees)
@@ -156,7 +156,7 @@ def test_a_large_thing_that_is_asked_for_often_closes_the_connection(broker: Bro
     assert str(limits.ANSWER_ELEMENTS_MAX) in broker.log
 
 
-def test_a_group_that_is_as_large_as_it_may_be_rebalances_while_others_are_served(broker: Broker) -> None:
+def test_largest_group_rebalances_while_other_clients_are_served(broker: Broker) -> None:
     """Static members of one process: the first to join leads, and the others wait until it joins again."""
     half = limits.GROUP_MEMBERS_MAX // 2
     frames = [frame(ApiKey.JOIN_GROUP, 5, join(number, "classic")) for number in range(2 * half)]

@@ -224,7 +224,7 @@ def test_broker_on_a_full_disk_starts_and_serves_reads(small_disk: Path) -> None
 
 
 @pytest.mark.parametrize("disk", ["small_disk", "small_ext4"])
-def test_broker_without_any_room_starts_reads_deletes_and_takes_records_again(
+def test_broker_on_a_completely_full_disk_starts_reads_deletes_and_recovers(
     request: pytest.FixtureRequest, disk: str
 ) -> None:
     """Also one that has no reserve, as after an update, or when others took what was freed."""

@@ -56,7 +56,7 @@ def test_a_directory_of_ones_own_stays(tmp_path: Path) -> None:
             assert [seen.value for seen in Confluent().read(broker.bootstrap, "t", len(expected))] == expected
 
 
-def test_nobody_can_take_the_port_of_a_broker_that_is_down() -> None:
+def test_port_of_a_stopped_broker_stays_reserved() -> None:
     with Broker(listen=("kafka=127.0.0.1:0", "fluxgo=127.0.0.1:0")) as broker:
         ports = [int(address.rpartition(":")[2]) for address in broker.addresses.values()]
         broker.kill()

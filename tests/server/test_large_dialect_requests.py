@@ -118,7 +118,7 @@ def known(broker: Broker) -> Iterator[Known]:
 
 
 @pytest.mark.parametrize("form", PROVIDERS)
-def test_no_ping_waits_for_a_large_request(broker: Broker, known: Known, form: str) -> None:
+def test_pings_do_not_wait_for_large_requests(broker: Broker, known: Known, form: str) -> None:
     pick = random.Random(f"{SEED} {form}")
     made = list(PROVIDERS[form](known))
     for large in pick.sample(made, REQUESTS_PER_FORM):

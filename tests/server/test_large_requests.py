@@ -113,7 +113,7 @@ def pings(broker: Broker, known: Known) -> Iterator[list[Ping]]:
 
 
 @pytest.mark.parametrize("key", SERVED, ids=[APIS[key].name for key in SERVED])
-def test_no_ping_waits_for_a_large_request(broker: Broker, known: Known, pings: list[Ping], key: int) -> None:
+def test_pings_do_not_wait_for_large_requests(broker: Broker, known: Known, pings: list[Ping], key: int) -> None:
     pick = random.Random(SEED * 1_000 + key)
     api = APIS[key]
     made = [
@@ -130,7 +130,7 @@ ODD = [large.name for large in kafka_odd_requests(Known(("n",), ("d",), (bytes(1
 
 
 @pytest.mark.parametrize("number", range(len(ODD)), ids=ODD)
-def test_no_ping_waits_for_an_odd_request(broker: Broker, known: Known, pings: list[Ping], number: int) -> None:
+def test_pings_do_not_wait_for_odd_requests(broker: Broker, known: Known, pings: list[Ping], number: int) -> None:
     large = list(kafka_odd_requests(known))[number]
     complaint = too_long(pings[number % 2], address(broker), large)
     assert complaint is None, complaint

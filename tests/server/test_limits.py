@@ -41,20 +41,20 @@ def _produce_of(frame_bytes: int) -> bytes:
         value_bytes += missing
 
 
-def test_a_request_of_the_most_bytes_is_answered(broker: Broker) -> None:
+def test_request_of_the_maximum_size_is_answered(broker: Broker) -> None:
     with RawPeer(broker) as peer:
         [topic] = peer.ask(PRODUCE, 8, _produce_of(FRAME_BYTES_MAX)).responses
         assert topic.partition_responses[0].error_code == 0
 
 
-def test_a_request_of_one_byte_more_closes_the_connection(broker: Broker) -> None:
+def test_request_above_the_maximum_size_closes_the_connection(broker: Broker) -> None:
     with RawPeer(broker) as peer:
         peer.send_if_open(_produce_of(FRAME_BYTES_MAX + 1))
         assert peer.read_frame() is None
         assert f"a frame of {FRAME_BYTES_MAX + 1} bytes" in peer.wait_for_log_line()[0]
 
 
-def test_one_connection_more_than_allowed_is_closed_at_once(broker: Broker) -> None:
+def test_connection_above_the_limit_is_closed_at_once(broker: Broker) -> None:
     with ExitStack() as stack:
         peers = [stack.enter_context(RawPeer(broker)) for _ in range(CONNECTIONS_MAX)]
         for peer in peers:

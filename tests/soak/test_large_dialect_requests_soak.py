@@ -36,7 +36,7 @@ def known(broker: Broker) -> Iterator[Known]:
 
 @pytest.mark.parametrize("pings_in", ["kafka", "the same dialect"])
 @pytest.mark.parametrize("form", PROVIDERS)
-def test_no_ping_waits_for_any_large_request(broker: Broker, known: Known, form: str, pings_in: str) -> None:
+def test_pings_do_not_wait_for_any_large_request(broker: Broker, known: Known, form: str, pings_in: str) -> None:
     complaints = []
     for large in PROVIDERS[form](known):
         dialect = "kafka" if pings_in == "kafka" else large.dialect

@@ -35,7 +35,7 @@ def known(broker: Broker) -> Known:
 
 
 @pytest.mark.parametrize("key", SERVED, ids=[APIS[key].name for key in SERVED])
-def test_no_ping_waits_for_any_large_request(broker: Broker, known: Known, key: int) -> None:
+def test_pings_do_not_wait_for_any_large_request(broker: Broker, known: Known, key: int) -> None:
     pick = random.Random(key)
     with (
         Ping(address(broker), broker.pid, api_versions()) as one,

@@ -427,7 +427,7 @@ def test_other_rows_of_the_same_plan_are_the_same_batch(bootstrap: str, tmp_path
     sink.close()
 
 
-def test_a_batch_that_was_planned_again_is_known_by_its_offsets_and_its_rows(bootstrap: str, tmp_path: Path) -> None:
+def test_replanned_batch_is_identified_by_its_offsets_and_its_rows(bootstrap: str, tmp_path: Path) -> None:
     sink = Sink(bootstrap, checkpointLocation=str(tmp_path))
     checkpoint(tmp_path, sink.query, 0, planned_at_ms=1, offset=10)
     commit(sink.options, [write(sink.options, sink.task(0, 0), rows(b"a"))])

@@ -97,7 +97,7 @@ def test_two_numbers_that_change_their_signs_are_another_value() -> None:
     assert digest_of(struct.pack("<16d", *[1.0] * 16)) != digest_of(struct.pack("<16d", *[-1.0] * 2, *[1.0] * 14))
 
 
-def test_what_is_swapped_between_rows_or_columns_is_seen() -> None:
+def test_swaps_between_rows_or_columns_change_the_digest() -> None:
     plain = pa.record_batch({"key": pa.array([b"a", b"b"]), "value": pa.array([b"1", b"2"])})
     rows = pa.record_batch({"key": pa.array([b"a", b"b"]), "value": pa.array([b"2", b"1"])})
     columns = pa.record_batch({"key": pa.array([b"1", b"2"]), "value": pa.array([b"a", b"b"])})
@@ -125,7 +125,7 @@ def test_digests_that_are_in_journals_stay_valid() -> None:
     assert content_of(table([row, other])) == Content(2, 0x1B88F2CA737800AF)
 
 
-def test_a_row_that_cannot_be_written_is_told() -> None:
+def test_row_that_cannot_be_written_is_an_error() -> None:
     nameless = pa.record_batch(
         {"value": pa.array([b"v"]), "headers": pa.array([[{"key": None, "value": b"x"}]], HEADERS)}
     )

@@ -39,11 +39,11 @@ def test_a_plan_is_that_of_the_offsets_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [None, "s3a://bucket/checkpoint", "hdfs:///checkpoint", "/nowhere", ""])
-def test_a_checkpoint_that_is_not_there_says_nothing(place: str | None) -> None:
+def test_missing_checkpoint_has_no_plan(place: str | None) -> None:
     assert plan_of(place, "q", 3) is None
 
 
-def test_a_checkpoint_of_another_query_or_without_the_batch_says_nothing(tmp_path: Path) -> None:
+def test_checkpoint_of_another_query_or_without_the_batch_has_no_plan(tmp_path: Path) -> None:
     checkpoint(tmp_path, HEAD % 1 + '{"t":{"0":5}}')
     assert plan_of(str(tmp_path), "other", 3) is None
     assert plan_of(str(tmp_path), "q", 4) is None
@@ -70,7 +70,7 @@ A, A_AGAIN, B = Plan("1", "a"), Plan("2", "a"), Plan("3", "b")
         ((None, None), (THREE, A), True),
     ],
 )
-def test_a_batch_is_known_by_its_plan_or_else_by_its_rows(
+def test_batch_is_identified_by_its_plan_or_its_rows(
     decided: tuple[Content | None, Plan | None], came: tuple[Content, Plan | None], is_same: bool
 ) -> None:
     contents = None if decided[0] is None else {0: decided[0]}

@@ -107,7 +107,7 @@ def test_the_last_decision_counts_and_says_what_is_missing() -> None:
     assert state.missing(first) == [0]
 
 
-def test_a_decision_keeps_what_its_batch_was_made_of() -> None:
+def test_decision_identifies_the_content_of_its_batch() -> None:
     opened = {1: Opened("q-1-0", Producer(5, 1))}
     decision = Decision(4, 3, opened, {0: Content(2, 7), 1: Content(9, 2**64 - 1)}, Plan("a", "b"))
     assert Decision.decode(decision.encode()) == decision
@@ -115,7 +115,7 @@ def test_a_decision_keeps_what_its_batch_was_made_of() -> None:
     assert Decision.decode(Decision(4, 1, {}, {0: Content()}).encode()) == Decision(4, 1, {}, {})
 
 
-def test_a_decision_of_an_earlier_version_says_nothing_of_its_rows() -> None:
+def test_decision_of_an_earlier_version_has_no_content() -> None:
     value = b'{"batch": 4, "tasks": 3, "open": {"1": ["q-1-0", 5, 1]}}'
     assert Decision.decode(value) == Decision(4, 3, {1: Opened("q-1-0", Producer(5, 1))}, None, None)
 

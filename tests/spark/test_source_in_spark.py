@@ -224,7 +224,7 @@ def test_a_stream_that_cannot_be_is_told_in_one_line(spark: SparkSession, broker
     assert "UnboundLocalError" not in str(caught.value)
 
 
-def test_a_topic_created_again_stops_the_query_or_is_read_from_its_beginning(
+def test_topic_created_again_stops_the_query_or_is_read_from_its_start(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
     name = topic(broker, 1, 100)

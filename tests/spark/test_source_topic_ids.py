@@ -50,7 +50,7 @@ def test_a_topic_created_again_is_an_error_that_names_both_ids(broker: Broker, r
 
 
 @pytest.mark.parametrize("records", [0, 40, 100, 150])
-def test_a_topic_created_again_is_read_from_its_beginning_if_loss_is_allowed(
+def test_topic_created_again_is_read_from_its_start_if_loss_is_allowed(
     broker: Broker, records: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = topic(broker, 2, 100)
@@ -86,7 +86,7 @@ def test_a_topic_created_again_before_its_batch_is_planned_is_an_error(broker: B
     assert work(careless, end, careless.latestOffset(end, ALL)) == [(0, 0, 150)]
 
 
-def test_a_topic_created_again_behind_partitions_that_are_remembered_is_noticed(broker: Broker) -> None:
+def test_topic_created_again_is_detected_despite_cached_partitions(broker: Broker) -> None:
     name = topic(broker, 1, 100)
     some = {"subscribe": name, "startingOffsets": "earliest", "partition_metadata_cache_ttl_ms": 600_000}
     source, careless = stream(broker, **some), stream(broker, failOnDataLoss="false", **some)

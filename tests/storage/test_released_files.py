@@ -142,7 +142,7 @@ def test_deleted_log_keeps_no_file_open_after_an_error(
     assert left == []
 
 
-def test_retired_log_takes_nothing_and_opens_no_file(tmp_path: Path) -> None:
+def test_retired_log_refuses_writes_and_opens_no_file(tmp_path: Path) -> None:
     disk = Disk()
     log = new_log(tmp_path / "t-0", disk)
     append(log, [b"first"])

@@ -65,7 +65,7 @@ def test_reserve_takes_a_small_share_of_a_small_file_system(tmp_path: Path) -> N
     ("free", "room", "reserved"),
     [(WHOLE, Room.AMPLE, WHOLE), (WHOLE - 1, Room.TIGHT, SMALL), (SMALL, Room.TIGHT, SMALL)],
 )
-def test_start_allocates_what_there_is_room_for(tmp_path: Path, free: int, room: Room, reserved: int) -> None:
+def test_start_allocates_as_much_as_fits(tmp_path: Path, free: int, room: Room, reserved: int) -> None:
     place = Place(tmp_path, free=free)
     assert place.disk.room is room
     assert place.reserved == reserved
@@ -155,7 +155,7 @@ def test_full_disk_refuses_clients_and_writes_own_batches_from_the_reserve(tmp_p
     assert values_of(clients, place.disk) == [b"before", b"marker"]
 
 
-def test_own_batch_that_finds_no_room_first_is_written_from_the_reserve(tmp_path: Path) -> None:
+def test_own_batch_is_retried_with_the_reserve_on_a_full_disk(tmp_path: Path) -> None:
     place = Place(tmp_path)
     internal = place.log()
     place.full()
@@ -191,7 +191,7 @@ def test_without_the_large_part_only_small_files_are_written(tmp_path: Path) -> 
     ],
 )
 @pytest.mark.parametrize("fail_at", range(3))
-def test_small_write_that_finds_no_room_is_retried_with_the_reserve(
+def test_small_write_is_retried_with_the_reserve_on_a_full_disk(
     tmp_path: Path, write: Callable[[Disk, Path], object], fail_at: int
 ) -> None:
     (tmp_path / "old").write_bytes(b"x")
@@ -236,7 +236,7 @@ def test_file_size_limit_is_not_a_full_disk(tmp_path: Path) -> None:
     assert caught.value.errno == errno.EFBIG
 
 
-def test_append_over_several_segments_stops_where_the_reserve_begins(tmp_path: Path) -> None:
+def test_append_over_several_segments_stops_at_the_reserve(tmp_path: Path) -> None:
     """Indexes of a closed segment may still be written then; records of clients not."""
     place = Place(tmp_path)
     log = new_log(tmp_path / "t-0", place.disk, segment_bytes=300, index_interval_bytes=0)
@@ -257,7 +257,7 @@ def test_append_over_several_segments_stops_where_the_reserve_begins(tmp_path: P
 # ---------------------------------------------------------------------------------------------------------- up
 
 
-def test_state_moves_up_only_with_as_much_room_to_spare(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_state_moves_up_only_with_a_margin(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = Place(tmp_path)
     for room in (Room.AMPLE, Room.TIGHT):
         place.reserve.release(room)
@@ -278,7 +278,7 @@ def test_state_moves_up_only_with_as_much_room_to_spare(tmp_path: Path, caplog: 
     append(log, [b"goes on"])
 
 
-def test_quota_that_the_file_system_does_not_know_keeps_the_state(tmp_path: Path) -> None:
+def test_quota_unknown_to_the_file_system_keeps_the_state(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.quota.code = errno.EDQUOT
     place.full()
@@ -309,7 +309,7 @@ def test_reserve_that_cannot_be_allocated_for_another_reason_is_logged_once(
     assert place.disk.room is Room.AMPLE
 
 
-def test_writes_during_a_restore_keep_what_the_old_reserve_frees(tmp_path: Path) -> None:
+def test_writes_during_a_restore_keep_the_space_of_the_old_reserve(tmp_path: Path) -> None:
     """A write that finds no room while the new reserve is allocated moves the state down; the new reserve moves it up."""
     place = Place(tmp_path)
     place.reserve.release(Room.AMPLE)
@@ -340,7 +340,7 @@ def test_disk_without_a_reserve_stays_ample(tmp_path: Path) -> None:
     assert disk.room is Room.AMPLE
 
 
-def test_closed_directory_lets_go_of_the_reserve(tmp_path: Path) -> None:
+def test_closed_directory_closes_the_reserve(tmp_path: Path) -> None:
     """A file that is kept open takes its room even after somebody deleted it."""
     directory = DataDirectory(tmp_path, reserve_bytes=WHOLE)
     assert _is_open(tmp_path / FILE_NAME)

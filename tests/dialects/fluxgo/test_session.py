@@ -113,7 +113,7 @@ def test_a_new_topic_keeps_the_order_of_what_is_sent_behind_it(peer: RawPeer, to
     assert [peer.read() for _ in wanted] == wanted
 
 
-def test_records_that_wait_for_their_topic_borrow_their_counted_buffer(broker: Serving, topic: str) -> None:
+def test_records_waiting_for_their_topic_borrow_their_counted_buffer(broker: Serving, topic: str) -> None:
     large = b"x" * COPY_BYTES_MAX
     session = FluxGoSession(FluxGoService(broker.engine, DEFAULTS["fluxgo"]))
     buffer = bytearray(produce(topic, 0, large) + produce(topic, 1, large + b"y"))

@@ -215,7 +215,7 @@ def test_what_a_batch_unpacks_to_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("too_many", [0, 1])
-def test_a_compressed_batch_has_so_many_messages_and_headers_at_most(wire: Wire, too_many: int) -> None:
+def test_messages_and_headers_of_a_compressed_batch_are_limited(wire: Wire, too_many: int) -> None:
     with_headers = message(b"v", headers={f"h{at}": "" for at in range(999)})
     messages = with_headers + message(b"v") * (UNPACKED_OBJECTS_MAX - 1_000 + too_many)
     for compression, pack in PACKERS[1:]:

@@ -224,7 +224,7 @@ def test_what_is_behind_an_open_transaction_waits_for_it(broker: Broker, wire: W
     assert values(wire, "t") == [b"open", b"plain"]
 
 
-def test_a_commit_behind_an_older_transaction_is_answered_in_time(
+def test_commit_after_an_older_open_transaction_is_answered_in_time(
     broker: Broker, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "MARKER_WAIT_MS", 50)

@@ -8,7 +8,7 @@ from penstock.dialects.kafka import coordinators
 from penstock.model.pending import Pending
 
 
-def test_so_many_questions_of_one_request_wait_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_commands_of_one_request_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinators, "ASKED_AT_ONCE", 4)
     waiting: list[Pending[str]] = []
     most = 0

@@ -50,7 +50,7 @@ def fetched(broker: Broker, partitions: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("in_slices", [False, True])
-def test_an_answer_has_so_many_bytes_of_records_at_most(
+def test_bytes_of_records_in_one_answer_are_limited(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, in_slices: bool
 ) -> None:
     if in_slices:

@@ -191,7 +191,7 @@ def test_a_refused_join_has_no_protocol_and_keeps_the_member_id(
 
 
 @pytest.mark.parametrize("too_many", [0, 1])
-def test_a_member_offers_so_many_assignors_at_most(client: Client, too_many: int) -> None:
+def test_assignors_of_a_member_are_limited(client: Client, too_many: int) -> None:
     client.groups.answers[JoinGroup] = JoinResult(Fault.MEMBER_ID_REQUIRED, "made-1")
     protocols = [{"name": f"p{number}", "metadata": b""} for number in range(GROUP_PROTOCOLS_MAX + too_many)]
     answer = client.ask(ApiKey.JOIN_GROUP, 5, {**JOIN, "protocols": protocols})

@@ -55,7 +55,7 @@ def test_every_version_of_every_api_is_read_as_kio_does(key: int) -> None:
 
 @every_api
 @given(st.data())
-def test_requests_of_kio_come_back(key: int, data: st.DataObject) -> None:
+def test_requests_encoded_by_kio_are_decoded(key: int, data: st.DataObject) -> None:
     version = data.draw(st.sampled_from(versions(key)))
     request = load_request_schema(key, version)
     entity = entity_of(request, data.draw(trees(request)))
@@ -90,14 +90,14 @@ def test_random_bytes_are_read_as_kio_does(requests: list[tuple[tuple[int, int],
         compare(key, version, body)
 
 
-def test_unknown_tagged_fields_are_skipped_wherever_they_are() -> None:
+def test_unknown_tagged_fields_are_skipped_everywhere() -> None:
     topic = bytes(16) + b"\x02t" + b"\x01\x63\x02ab"
     body = b"\x03" + topic + bytes(16) + b"\x02u\x00" + b"\x01\x00" + b"\x02\x63\x02ab\x64\x00"
     compare(ApiKey.METADATA, 12, body)
     assert [topic.name for topic in decode(ApiKey.METADATA, 12, body).topics] == ["t", "u"]
 
 
-def test_known_tagged_fields_are_put_in() -> None:
+def test_known_tagged_fields_are_set() -> None:
     head = struct.pack(">iiibii", 500, 1, 1000, 0, 0, -1) + b"\x01\x01\x01"
     state = struct.pack(">iq", 7, 9) + b"\x00"
     body = head + b"\x02\x00\x03\x03ab\x01" + uvarint(len(state)) + state
@@ -123,7 +123,7 @@ def test_thousands_of_tagged_fields_are_refused(is_in_element: bool, too_many: i
 
 
 @pytest.mark.parametrize("too_many", [0, 1])
-def test_a_request_has_so_many_elements_at_most(too_many: int) -> None:
+def test_elements_of_a_request_are_limited(too_many: int) -> None:
     count = limits.REQUEST_ELEMENTS_MAX + too_many
     body = uvarint(count + 1) + b"\x01" * count + b"\x00"
     if too_many:
@@ -143,7 +143,7 @@ def test_elements_of_all_arrays_count_together() -> None:
 
 
 @pytest.mark.parametrize("too_long", [0, 1])
-def test_a_string_has_so_many_bytes_at_most(too_long: int) -> None:
+def test_length_of_a_string_is_limited(too_long: int) -> None:
     length = limits.STRING_BYTES_MAX + too_long
     body = b"\x02" + uvarint(length + 1) + b"g" * length + b"\x00"
     if too_long:
@@ -193,7 +193,7 @@ def is_of_numbers(tree: Any) -> bool:
     return all(isinstance(value[0], int) for value in values)
 
 
-def test_many_numbers_pause_too() -> None:
+def test_long_arrays_of_numbers_pause() -> None:
     body = memoryview(struct.pack(">h1sih1si", 1, b"g", 1, 1, b"t", 10_000) + bytes(40_000))
     work: Work[Any] = decode_in_slices(ApiKey.OFFSET_FETCH, 1, body, 0)
     assert sum(1 for _ in work) >= 10

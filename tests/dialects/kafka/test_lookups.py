@@ -58,7 +58,7 @@ def test_each_topic_is_described_once_however_often_it_is_named(peer: InProcessP
     assert metadata(peer, ["there", "new", "there", "new", "new", "there"]) == {"there": (0, 3), "new": (0, 1)}
 
 
-def test_one_request_makes_so_many_topics_at_most(peer: InProcessPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_created_by_one_request_are_limited(peer: InProcessPeer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "AUTO_CREATED_TOPICS_MAX", 10)
     names = [f"t{number:02}" for number in range(25)]
     for made in (10, 20, 25):
@@ -66,7 +66,7 @@ def test_one_request_makes_so_many_topics_at_most(peer: InProcessPeer, monkeypat
         assert found == {name: (0, 1) if at < made else (UNKNOWN_TOPIC, 0) for at, name in enumerate(names)}
 
 
-def test_all_topics_are_described_again_when_one_comes_or_goes(peer: InProcessPeer, broker: Broker) -> None:
+def test_all_topics_are_described_again_after_a_change(peer: InProcessPeer, broker: Broker) -> None:
     for number in range(5):
         broker.make_topic(f"t{number}", number + 1)
         assert metadata(peer, None) == {f"t{n}": (0, n + 1) for n in range(number + 1)}
@@ -96,7 +96,7 @@ def test_lookups_by_time_of_many_partitions_keep_their_order(
     assert found == [(n, 0 if n % 2 else n) for n in range(20)]
 
 
-def test_so_many_lookups_of_one_request_wait_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_lookups_of_one_request_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "LOOKUPS_MAX", 4)
     waiting: list[Pending[OffsetFound]] = []
     most = 0
@@ -126,7 +126,7 @@ def test_so_many_lookups_of_one_request_wait_at_the_same_time(monkeypatch: pytes
     assert most == 4
 
 
-def test_a_large_request_is_decoded_from_the_bytes_that_it_came_in(peer: InProcessPeer, broker: Broker) -> None:
+def test_large_request_is_decoded_in_place(peer: InProcessPeer, broker: Broker) -> None:
     """The peer wipes what it sent as soon as the request has its answer, and not before."""
     broker.make_topic("t", 1)
     rows = [{"partition_index": n, "timestamp": -2} for n in range(5_000)]

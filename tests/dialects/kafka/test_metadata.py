@@ -149,7 +149,7 @@ def get(
     return found
 
 
-def test_what_was_described_before_the_counter_rose_is_not_kept() -> None:
+def test_topics_described_before_a_change_are_not_kept() -> None:
     kept = TopicsKept()
     assert kept.find(9, "all", 1) is None
     assert kept.find(9, "all", 2) is None

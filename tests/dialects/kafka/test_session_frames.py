@@ -177,7 +177,7 @@ def test_a_request_of_the_largest_size_is_waited_for(key: int) -> None:
 
 
 @pytest.mark.parametrize("too_large", [0, 1])
-def test_a_frame_has_so_many_bytes_at_most(too_large: int) -> None:
+def test_frame_size_is_limited(too_large: int) -> None:
     size = FRAME_BYTES_MAX + too_large
     fed = new_session().feed(memoryview(bytearray(struct.pack(">ih", size, PRODUCE))))
     if too_large:

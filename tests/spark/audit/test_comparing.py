@@ -286,7 +286,7 @@ def test_a_topic_that_extends_past_the_table_is_compared_up_to_its_end(
         check_allowed(report, set(counts(report)))
 
 
-def test_a_table_that_begins_before_the_topic_is_compared_from_its_start(archived: Archived) -> None:
+def test_table_older_than_the_topic_is_compared_from_the_topics_start(archived: Archived) -> None:
     delete_records(archived, 50)
     archived.rewrite(with_cell("value", 49, b"only the table has it"))
     assert counts(archived.by_wire()) == {}
