@@ -132,6 +132,27 @@ def test_the_broker_cleans_a_log_without_a_request(tmp_path: Path, monkeypatch: 
     run(body)
 
 
+def test_log_cleaning_runs_again_after_any_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = []
+
+    async def clean_badly(cleaner: cleaning.Cleaning) -> bool:
+        runs.append(cleaner)
+        raise LookupError("unexpected")
+
+    async def body() -> None:
+        monkeypatch.setattr(cleaning, "CHECK_INTERVAL_S", 0.001)
+        monkeypatch.setattr(cleaning.Cleaning, "clean_one", clean_badly)
+        engine = EmbeddedEngine(DataDirectory(tmp_path), EngineSettings())
+        engine.start()
+        await until(lambda: len(runs) >= 3)
+        await engine.stop()
+
+    run(body)
+    assert "log cleaning failed, retrying" in caplog.text
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_of_each_key_the_last_record_stays_at_its_offset(tmp_path: Path, seed: int) -> None:
     async def body() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from penstock.broker.clock import STEP_MAX_MS, Clock
+from penstock.broker.clock import STEP_MAX_MS, Clock, passed_ms
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -63,3 +65,12 @@ def test_suspended_machine_is_not_a_clock_jump(times: Times) -> None:
     times.pass_ms(100 * HOUR_MS)
     assert clock.now_ms() == START_MS + 100 * HOUR_MS
     assert clock.is_steady
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="the system has no clock that includes suspended time")
+def test_elapsed_time_includes_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    awake_ms, suspended_ms = 5_000, 100 * HOUR_MS
+    elapsed_ns = {time.CLOCK_MONOTONIC: awake_ms * 10**6, time.CLOCK_BOOTTIME: (awake_ms + suspended_ms) * 10**6}
+    monkeypatch.setattr(time, "clock_gettime_ns", elapsed_ns.__getitem__)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: elapsed_ns[time.CLOCK_MONOTONIC])
+    assert passed_ms() == awake_ms + suspended_ms
