@@ -55,13 +55,13 @@ def read_batch(reader: Reader, limit_bytes: int) -> list[Message]:
         raise BrokerError(Fault.CORRUPT_MESSAGE, str(error)) from None
 
 
-def open_batch(reader: Reader) -> tuple[Codec, bytes]:
-    """The codec of the messages of a produced batch, and their bytes."""
+def open_batch(reader: Reader) -> tuple[Codec, Bytes]:
+    """The codec of the messages of a produced batch, and their bytes, which are a part of the reader's data."""
     reader.i64()
     reader.i32()
     kind = reader.u8()
     codec = CODECS.get(kind)
-    packed = reader.raw()
+    packed = reader.raw_borrowed()
     if codec is None:
         raise BrokerError(Fault.UNSUPPORTED_COMPRESSION_TYPE, f"compression {kind} is not known; 0 to 4 are")
     return codec, packed
@@ -72,12 +72,12 @@ def unpacked_messages(data: bytes) -> list[Message]:
     return messages_of(data, UNPACKED_OBJECTS_MAX)
 
 
-def messages_of(data: bytes, objects_max: int | None = None) -> list[Message]:
+def messages_of(data: Bytes, objects_max: int | None = None) -> list[Message]:
     """The messages in `data`, with at most `objects_max` messages and headers in total."""
     return at_once(messages_in_slices(data, objects_max))
 
 
-def messages_in_slices(data: bytes, objects_max: int | None = None) -> Work[list[Message]]:
+def messages_in_slices(data: Bytes, objects_max: int | None = None) -> Work[list[Message]]:
     """As `messages_of`, in slices."""
     messages: list[Message] = []
     objects = 0

@@ -23,11 +23,15 @@ LARGE_BYTES = 16 * 1024
 _COLUMNS_AT_ONCE = 2_000
 
 
-def produce(session: FlyMQSession, topic: str, asked: int, plain: bytes) -> Work[bytes]:
+def produce(session: FlyMQSession, topic: str, asked: int, plain: Bytes) -> Work[bytes]:
     """The answer to a Produce of these messages. Raises BrokerError."""
     messages = yield from messages_in_slices(plain)
-    records = yield from _columns(messages)
+    if not session.placing.partitions(topic):
+        del messages  # only the counted bytes of the request are kept while the topic is created
+        yield from _when_there(session, topic, asked)
+        messages = yield from messages_in_slices(plain)
     yield from _when_there(session, topic, asked)
+    records = yield from _columns(messages)
     placing = session.placing
     refusal = placing.refusal(topic, records)
     if refusal is not None:
@@ -38,16 +42,14 @@ def produce(session: FlyMQSession, topic: str, asked: int, plain: bytes) -> Work
 
 def produce_batches(session: FlyMQSession, run: BatchRun) -> Work[bytes]:
     """The answers to the Produces of a run. Raises BrokerError."""
-    batches: list[list[Message] | BrokerError] = []
-    for batch in run.batches:
-        try:
-            _, plain = open_batch(Reader(batch))
-            batches.append((yield from messages_in_slices(plain)))
-        except BrokerError as error:
-            batches.append(error)
-    if not all(isinstance(batch, BrokerError) for batch in batches):
-        yield from _when_there(session, run.topic, run.asked)
     placing = session.placing
+    batches = yield from _batches(run)
+    if not all(isinstance(batch, BrokerError) for batch in batches):
+        if not placing.partitions(run.topic):
+            del batches  # as in `produce`
+            yield from _when_there(session, run.topic, run.asked)
+            batches = yield from _batches(run)
+        yield from _when_there(session, run.topic, run.asked)
     for at, read in enumerate(batches):
         if not isinstance(read, BrokerError):
             columns = yield from _columns(read)
@@ -59,6 +61,17 @@ def produce_batches(session: FlyMQSession, run: BatchRun) -> Work[bytes]:
         records = yield from _columns(messages)
         outcome = yield from placing.place_in_slices(run.topic, run.asked, records)
     return (yield from api_frames.answer_batches(run, outcome))
+
+
+def _batches(run: BatchRun) -> Work[list[list[Message] | BrokerError]]:
+    batches: list[list[Message] | BrokerError] = []
+    for batch in run.batches:
+        try:
+            _, plain = open_batch(Reader(batch))
+            batches.append((yield from messages_in_slices(plain)))
+        except BrokerError as error:
+            batches.append(error)
+    return batches
 
 
 def _when_there(session: FlyMQSession, topic: str, asked: int) -> Work[None]:

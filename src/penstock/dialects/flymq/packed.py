@@ -11,7 +11,7 @@ from penstock.broker.preparing import LIGHT_PACKED_BYTES_MAX, LIGHT_UNPACKED_BYT
 from penstock.dialects.flymq.turns import attempt
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.pending import Hold, settle
-from penstock.model.slices import Work
+from penstock.model.slices import Work, released
 from penstock.records.batch import BatchError
 from penstock.records.builder import Bytes
 from penstock.records.compression import Codec, TooLarge, decompress
@@ -51,6 +51,7 @@ def when_unpacked(
             limit = min(limit_bytes, unpacked_bytes_max(size))
             unpacked = yield from engine.unpacking.decompressed(codec, owned, limit)
             result = attempt(then, unpacked.data)
+            yield from released(result)  # of a request whose topic is being created
             unpacked.release()
         except BatchError as error:
             result = BrokerError(damage, str(error))

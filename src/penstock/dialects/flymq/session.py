@@ -29,13 +29,13 @@ from penstock.dialects.flymq.opcode_frames import (
 from penstock.dialects.flymq.packed import when_unpacked
 from penstock.dialects.flymq.placing import Columns, Outcome, Placing, each
 from penstock.dialects.flymq.service import API_KEYS, HOLDING, OPCODES, FlyMQService
-from penstock.dialects.flymq.turns import follow
+from penstock.dialects.flymq.turns import follow, give_back
 from penstock.dialects.flymq.wire import U32, InParts, Reader
 from penstock.model.chunks import Chunk
 from penstock.model.errors import NO_FAULT, BrokerError, Fault
 from penstock.model.fed import CUT_AT_ONCE, REQUEST_COST, Fed
 from penstock.model.limits import SCRATCH_BYTES
-from penstock.model.pending import held
+from penstock.model.pending import Hold, held
 from penstock.model.slices import Failed, Work, at_once
 from penstock.records.builder import Bytes
 from penstock.records.compression import Codec
@@ -211,7 +211,16 @@ class FlyMQSession:
         placing = self._service.placing
         if placing.partitions(topic):
             return place()
-        return held(follow(placing.create(topic), lambda _: place()), borrows=True)
+        hold: Any = None
+
+        def created(_: object) -> Any:
+            placed = place()
+            if isinstance(hold, Hold) and not (isinstance(placed, Hold) and placed.borrows):
+                give_back(hold)  # at once: the flush needs the log alone
+            return placed
+
+        hold = held(follow(placing.create(topic), created), borrows=True)
+        return hold
 
     def _opcode(self, call: OpcodeCall) -> Any:
         service = self._service
@@ -249,6 +258,10 @@ class FlyMQSession:
             return result
         return self._service.engine.in_slices(_told(result), borrows=type(payload) is not bytes)
 
+    def _borrowing(self, work: Work[bytes]) -> Any:
+        """The result of a produce, whose request is counted until it is done."""
+        return self._service.engine.in_slices(_told(work), borrows=True)
+
     def _produce(self, call: OpcodeCall, reader: Reader) -> Any:
         """A PRODUCE that came compressed; unsound ones end here too."""
         topic, key, value, asked = reader.string(), reader.raw(), reader.raw_in_place(), reader.i32()
@@ -283,7 +296,7 @@ class FlyMQSession:
         topic, asked = reader.string(), reader.i32()
         codec, packed = open_batch(reader)
         if codec is Codec.NONE and len(packed) > large.LARGE_BYTES:
-            return self._in_slices(large.produce(self, topic, asked, packed))
+            return self._borrowing(large.produce(self, topic, asked, packed))
         if codec is Codec.NONE:
             return self._produce_messages(topic, asked, messages_of(packed))
         return when_unpacked(
@@ -316,7 +329,7 @@ class FlyMQSession:
 
     def _batches(self, run: BatchRun) -> Any:
         if sum(map(len, run.batches)) > large.LARGE_BYTES:
-            return self._in_slices(large.produce_batches(self, run))
+            return self._borrowing(large.produce_batches(self, run))
         batches: list[list[Message] | BrokerError] = []
         for batch in run.batches:
             try:

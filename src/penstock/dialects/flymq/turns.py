@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.model.errors import BrokerError
-from penstock.model.pending import Pending, settle
+from penstock.model.pending import Hold, Pending, settle
 
 T = TypeVar("T")
 
@@ -33,12 +33,23 @@ def follow(result: Any, change: Callable[[Any], Any]) -> Any:
     if not isinstance(result, Pending):
         return attempt(change, result)
     answer: Pending[Any] = type(result)(result.abandon)  # what holds up others still does
+    if isinstance(result, Hold) and isinstance(answer, Hold):
+        answer.borrows = result.borrows
+        result.over = partial(give_back, answer)
 
     def came(value: Any) -> None:
         settle(answer, attempt(change, value))
 
     result.then(came)
     return answer
+
+
+def give_back(answer: Hold[Any]) -> None:
+    """Give back the borrowed bytes before the answer is complete."""
+    answer.borrows = False
+    over, answer.over = answer.over, None
+    if over is not None:
+        over()
 
 
 def detached(result: Any) -> Any:

@@ -118,6 +118,15 @@ class Reader:
     def raw(self) -> bytes:
         return self._take(self._number(U32))
 
+    def raw_borrowed(self) -> Bytes:
+        """As `raw`, without a copy: the result is a part of the data."""
+        length = self._number(U32)
+        stop = self._at + length
+        if stop > self._end:
+            raise too_short()
+        self._at = stop
+        return self._data[stop - length : stop]
+
     def raw_in_place(self) -> Bytes:
         """As `raw`, without a copy if the data is immutable."""
         if not isinstance(self._data, bytes):
