@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from penstock.broker.embedded import EmbeddedEngine
-from penstock.broker.engine import Acks, Append, Appended, NewTopic, Read, ReadResult
+from penstock.broker.engine import Acks, Append, Appended, NewTopic, Read, ReadResult, RunAppended
 from penstock.broker.partition import Partition
+from penstock.coordination.group_commands import CommitOffsets, OffsetToCommit
+from penstock.coordination.transaction_commands import InitProducerId
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.pending import Pending
 from penstock.records.builder import NewRecord, build_batch
@@ -74,6 +76,62 @@ def test_acks_all_is_not_answered_before_its_fdatasync_ended(tmp_path: Path, flu
             assert (await answer_of(waiting))[0] == Appended(Fault.NONE, 0, -1, 0)
             assert disk.synced == [str(log.active.path)]
             assert partition.high_watermark == 2
+
+    run(body)
+
+
+@pytest.mark.parametrize("flush", ["acks", "always"])
+@pytest.mark.parametrize("way", ["run", "new", "made"])
+def test_bare_records_are_not_answered_before_their_fdatasync_ended(tmp_path: Path, way: str, flush: str) -> None:
+    disk = CueDisk()
+
+    def append(engine: EmbeddedEngine, acks: int) -> RunAppended | Pending[RunAppended]:
+        if way == "run":
+            return engine.append_run("t", 0, [b"a", b"b"], None, acks)
+        records = [NewRecord(1, None, b"a"), NewRecord(1, None, b"b")]
+        if way == "new":
+            return engine.append_new("t", 0, records, acks)
+        return engine.append_made(partition_of(engine)[0], [build_batch(records)], acks)
+
+    async def body() -> None:
+        async with engine_on(tmp_path, disk, flush=flush) as engine:
+            disk.hold()
+            early = append(engine, Acks.LEADER)
+            assert isinstance(early, Pending) == (flush == "always")
+            waiting = append(engine, Acks.ALL)
+            assert isinstance(waiting, Pending)
+            await until(lambda: disk.syncs_waiting)
+            await turns()
+            assert not waiting.done
+            disk.release()
+            assert await answer_of(early) == RunAppended(Fault.NONE, 0, 2)
+            assert await answer_of(waiting) == RunAppended(Fault.NONE, 2, 2)
+            disk.sync_error = errno.EIO
+            assert (await answer_of(append(engine, Acks.ALL))).fault is Fault.STORAGE_ERROR
+
+    run(body)
+
+
+def test_coordinators_answer_after_their_records_are_flushed(tmp_path: Path) -> None:
+    disk = CueDisk()
+    offsets = (OffsetToCommit("t", 0, 5, -1, None),)
+
+    async def body() -> None:
+        async with engine_on(tmp_path, disk) as engine:
+            for ready in (engine.groups.ensure(), engine.transactions.ensure()):
+                assert await answer_of(ready) is Fault.NONE
+            await engine.groups.loaded()
+            await engine.transactions.loaded()
+            disk.hold()
+            waiting = [
+                engine.groups.ask("g", CommitOffsets("g", "", None, -1, offsets)),
+                engine.transactions.ask("x", InitProducerId("x", 60_000)),
+            ]
+            await until(lambda: disk.syncs_waiting == len(waiting))
+            await turns()
+            assert [isinstance(one, Pending) and one.done for one in waiting] == [False, False]
+            disk.release()
+            assert [(await answer_of(one)).fault for one in waiting] == [Fault.NONE, Fault.NONE]
 
     run(body)
 
