@@ -1,7 +1,7 @@
 # The manual of this repository: `make` lists what there is to do.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench soak docs matrix clean
+.PHONY: help setup demo test lint format bench soak planted docs matrix clean
 
 BIN := .venv/bin
 STAMP := .venv/.setup-done
@@ -37,6 +37,9 @@ bench: setup ## measure this machine; results go to bench/results
 
 soak: setup ## the long runs at full length
 	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -m soak --timeout 7200
+
+planted: setup ## plant bugs in copies of the tree; the tests must catch each
+	$(BIN)/python scripts/planted-bugs
 
 docs: setup ## write docs/config.md from the config's own descriptions
 	$(BIN)/python -m penstock.server.config_doc docs/config.md
