@@ -39,7 +39,7 @@ def test_the_workers_run_the_python_of_the_driver(spark: SparkSession) -> None:
 def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[spark\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'penstock-broker\[spark\]'"):
         open_session("none")
 
 

@@ -52,7 +52,7 @@ EngineOption = Annotated[
 def _explained() -> Iterator[None]:
     """Whatever the archive, the client or a batch cannot do becomes one line."""
     if importlib.util.find_spec("pyarrow") is None or importlib.util.find_spec("numpy") is None:
-        raise Failed("archives need pyarrow and numpy: pip install '.[spark]'")
+        raise Failed("archives need pyarrow and numpy: pip install 'penstock-broker[spark]'")
     from penstock.client.kafka import KafkaError
     from penstock.records.batch import BatchError
     from penstock.spark.archive.errors import ArchiveError
@@ -88,7 +88,7 @@ def _engine(name: EngineName | None, master: str | None) -> Engine:
     if is_local:
         return LocalEngine()
     if not has_spark:
-        raise Failed("--engine spark needs pyspark: pip install '.[spark]', or use --engine local")
+        raise Failed("--engine spark needs pyspark: pip install 'penstock-broker[spark]', or use --engine local")
     from penstock.spark.session import LOCAL, open_session
 
     # Java only schedules here: its second compiler costs more than it gives.

@@ -95,7 +95,7 @@ def _needs_arrow() -> Iterator[None]:
         yield
     except ImportError as error:
         if (error.name or "").partition(".")[0] in ("pyarrow", "pyspark", "numpy", "pandas"):
-            raise Failed("an audit needs Spark's packages: pip install '.[spark]'") from None
+            raise Failed("an audit needs Spark's packages: pip install 'penstock-broker[spark]'") from None
         raise
 
 

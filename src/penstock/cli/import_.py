@@ -184,7 +184,7 @@ def engine_of(name: EngineName, master: str | None, title: str = "penstock impor
         try:
             engine = stack.enter_context(spark_engine(master or LOCAL, title))
         except ImportError:
-            raise Failed("--engine spark needs Spark: pip install '.[spark]'") from None
+            raise Failed("--engine spark needs Spark: pip install 'penstock-broker[spark]'") from None
         except NoSpark as error:
             raise Failed(str(error)) from None
         yield engine

@@ -86,7 +86,7 @@ def run(
 
             spark = open_for(pipeline, master)
         except ModuleNotFoundError as error:
-            raise Failed(f"{error.name} is not installed: pip install '.[spark]'") from None
+            raise Failed(f"{error.name} is not installed: pip install 'penstock-broker[spark]'") from None
         except NoSpark as error:
             raise Failed(str(error)) from None
         # what the session's JVM has to say about failures the view says in a line
@@ -126,7 +126,7 @@ def status(file: File, flow: Flows = None, as_json: AsJson = False) -> None:
 def _check_installed() -> None:
     missing = [name for name in ("pyarrow", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
-        raise Failed(f"pipelines need {', '.join(missing)}: pip install '.[spark]'")
+        raise Failed(f"pipelines need {', '.join(missing)}: pip install 'penstock-broker[spark]'")
 
 
 def _read(file: Path) -> Pipeline:

@@ -20,7 +20,7 @@ from pathlib import Path
 VERSION_MIN = 17
 """What Spark 4 asks for."""
 
-_WHAT_TO_DO = "install one, set JAVA_HOME, or pip install '.[spark]'"
+_WHAT_TO_DO = "install one, set JAVA_HOME, or pip install 'penstock-broker[spark]'"
 _MODULE = "jdk.incubator.vector"
 _SHIM = """\
 #!/bin/sh

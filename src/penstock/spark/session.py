@@ -45,7 +45,8 @@ def open_session(name: str, master: str = LOCAL, settings: Mapping[str, str] | N
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError("Spark is not installed: pip install '.[spark]'", name=missing.name) from None
+        hint = "Spark is not installed: pip install 'penstock-broker[spark]'"
+        raise ModuleNotFoundError(hint, name=missing.name) from None
 
     running = SparkSession.getActiveSession()
     if running is not None:

@@ -52,7 +52,7 @@ class AvroReader:
             import fastavro
             from fastavro.schema import SchemaParseException
         except ImportError:
-            raise ArchiveError("Avro needs fastavro: pip install '.[lake]'") from None
+            raise ArchiveError("Avro needs fastavro: pip install 'penstock-broker[lake]'") from None
         self._read = fastavro.schemaless_reader
         self._schemas: dict[str, Any] = {}
         kinds: dict[str, str] = {}

@@ -67,7 +67,7 @@ def table_at(place: Place, settings: TableSettings) -> Table:
 
 
 def _missing(what: str, package: str, error: ModuleNotFoundError) -> ArchiveError:
-    return ArchiveError(f"{what} tables need {package} ({error}): pip install '.[lake]'")
+    return ArchiveError(f"{what} tables need {package} ({error}): pip install 'penstock-broker[lake]'")
 
 
 def continued(place: Place, there: TableSettings, value: ValueSettings | None) -> TableSettings:

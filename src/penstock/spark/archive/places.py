@@ -213,7 +213,7 @@ def _opened(url: str) -> Opened:
     try:
         import fsspec
     except ImportError:
-        raise ArchiveError(f"{url}: {first}; `pip install '.[lake]'` opens more kinds of URL") from None
+        raise ArchiveError(f"{url}: {first}; `pip install 'penstock-broker[lake]'` opens more kinds of URL") from None
     try:
         spec, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError, OSError) as error:
