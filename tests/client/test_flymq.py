@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -130,6 +131,12 @@ def test_values_are_encrypted_in_flymqs_form(broker: Broker, client: FlyMQClient
             secret.consume("secret", 0, 6)
     with pytest.raises(ValueError, match="32 bytes"):
         FlyMQClient(encryption_key=b"short")
+
+
+def test_without_cryptography_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'penstock-broker\[encryption\]'"):
+        FlyMQClient(encryption_key=KEY)
 
 
 def test_no_two_values_have_one_nonce(broker: Broker, client: FlyMQClient) -> None:

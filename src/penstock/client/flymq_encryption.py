@@ -17,7 +17,11 @@ TAG_BYTES = 16
 class Encryption:
     def __init__(self, key: bytes | str) -> None:
         """32 bytes, or 64 hex digits as in FLYMQ_ENCRYPTION_KEY."""
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ModuleNotFoundError as missing:
+            hint = "payload encryption requires cryptography: pip install 'penstock-broker[encryption]'"
+            raise ModuleNotFoundError(hint, name=missing.name) from None
 
         raw = bytes.fromhex(key) if isinstance(key, str) else key
         if len(raw) != KEY_BYTES:
