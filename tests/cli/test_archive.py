@@ -104,7 +104,10 @@ def test_a_second_archiver_is_refused_while_the_first_runs_and_sigterm_ends_it(
     [
         (["status", "nowhere", "--offline"], "is no archive: `penstock archive run"),
         (["run", "no such", "--to", "t"], "topic"),
-        (["run", "t", "--to", "t", "--interval", "soon"], "--interval soon: write it as 30s, 15m, 12h or 7d"),
+        (
+            ["run", "t", "--to", "t", "--interval", "soon"],
+            "--interval soon: expected a duration such as 30s, 15m, 12h or 7d",
+        ),
         (["expire", "t", "--older-than", "x"], "--older-than x"),
         (["replay", "t", "--to", "x", "--from", "end"], "--from end: write an offset"),
         (["run", "t", "--to", "t", "-b", "127.0.0.1:1", "--engine", "local"], "no broker at 127.0.0.1:1"),
@@ -125,7 +128,7 @@ def test_what_is_wrong_is_one_line(penstock: Run, arguments: list[str], told: st
         (["--values", "json", "--schema", "1=x.avsc"], "--schema 1=x.avsc: No such file"),
         (["--values", "avro"], "--values avro needs the schema"),
         (["--kafka", "security.protocol=NONE"], "security.protocol"),
-        (["--kafka", "nonsense"], "--kafka nonsense: write it as KEY=VALUE"),
+        (["--kafka", "nonsense"], "--kafka nonsense: expected KEY=VALUE"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(

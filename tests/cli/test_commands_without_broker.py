@@ -134,7 +134,7 @@ def test_config_prints_every_value_with_its_origin(penstock: Run, tmp_path: Path
     assert rows["listeners.kafka"] == ("h:1", "command line")
     assert rows["net.uvloop"] == (True, "default")
     table = penstock("config", "--config", "c.yaml", "--listen", "kafka=h:1", env=env).text.splitlines()
-    assert table[0].split() == ["key", "value", "from"]
+    assert table[0].split() == ["key", "value", "source"]
     assert len(table) == len(rows) + 1
 
 

@@ -146,7 +146,7 @@ def test_a_group_that_is_not_there_is_one_clear_line(cli: Run, group: str) -> No
     for command in (["describe", group], ["delete", group]):
         assert one_line(cli("groups", *command)).endswith(f"group {group}: the broker has no such group")
     assert one_line(cli("groups", "reset", group, "--to", "earliest")) == (
-        f"penstock: group {group} committed no offsets: name the topics to reset with --topic"
+        f"penstock: group {group} has no committed offsets: give the topics to reset with --topic"
     )
 
 
@@ -236,11 +236,11 @@ def test_what_cannot_be_reset_to_is_refused_and_changes_nothing(
     def refused(*where: str) -> str:
         return one_line(cli("groups", "reset", group, *where))
 
-    assert refused("--to", "11").endswith(f"--to 11: partition 0 of topic {topic} has offsets 0 to 10")
-    assert refused("--to", "1", "--topic", f"{topic}:2").endswith(f"topic {topic} has no partition 2: there are 2")
+    assert refused("--to", "11").endswith(f"--to 11 is out of range: partition 0 of topic {topic} has offsets 0 to 10")
+    assert refused("--to", "1", "--topic", f"{topic}:2").endswith(f"topic {topic} has no partition 2 (partitions: 2)")
     assert refused("--to", "1", "--topic", "nowhere").endswith("topic nowhere: the broker has no such topic")
     assert refused("--shift", "1", "--topic", topic).endswith(
-        f"--shift: group {group} committed nothing in partition 1 of topic {topic}; use --to"
+        f"--shift: group {group} has no committed offset in partition 1 of topic {topic}; use --to"
     )
     assert lags(cli, group) == [(0, 4, 6)]
 
@@ -337,7 +337,7 @@ def test_a_member_whose_broker_died_says_so_and_does_not_hang(tmp_path: Path) ->
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert err.decode() == "penstock: group g: what was read last may not be committed: the broker does not answer\n"
+    assert err.decode() == "penstock: group g: the last offsets may not be committed: the broker does not answer\n"
 
 
 def test_members_share_the_partitions(cli: Run, broker: product.Broker, topic: str, group: str) -> None:

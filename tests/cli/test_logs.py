@@ -54,7 +54,7 @@ def test_verify_finds_sound_segments_sound(penstock: Run, data_dir: Path) -> Non
     found = json.loads(ended.out)
     assert found["damaged"] == 0
     assert [(segment["records"], segment["next_offset"]) for segment in found["segments"]] == [(3, 3), (3, 6), (3, 3)]
-    assert penstock("logs", "verify", str(data_dir / "t-0" / f"{3:020d}.log")).text.count("sound") == 1
+    assert penstock("logs", "verify", str(data_dir / "t-0" / f"{3:020d}.log")).text.count("ok") == 1
 
 
 def test_verify_names_a_flipped_bit_and_fails(penstock: Run, data_dir: Path) -> None:
@@ -64,8 +64,8 @@ def test_verify_names_a_flipped_bit_and_fails(penstock: Run, data_dir: Path) -> 
     path.write_bytes(content)
     ended = penstock("logs", "verify", str(data_dir))
     assert ended.code == 1
-    assert "at position 0: the CRC does not match the batch" in ended.text
-    assert ended.err == "penstock: 1 of 3 segments are not sound\n"
+    assert "at position 0: the CRC does not fit the batch" in ended.text
+    assert ended.err == "penstock: 1 of 3 segments are damaged\n"
     dumped = penstock("logs", "dump", str(path))
     assert dumped.code == 1
     assert "the CRC does not match" in dumped.err
@@ -85,7 +85,7 @@ def test_verify_names_a_torn_tail_an_index_that_lies_and_segments_that_overlap(p
     assert len(problems) == 3
     assert problems[0].endswith(".index: offset 9 is not in a batch at position 9")
     assert "4 bytes are too few for a batch" in problems[1]
-    assert problems[2] == "begins at 2, but the one before ends at 9"
+    assert problems[2] == "starts at 2, but the previous segment ends at 9"
 
 
 def test_verify_finds_a_base_offset_that_moved_although_the_crc_does_not_cover_it(
@@ -107,7 +107,7 @@ def test_verify_finds_a_base_offset_that_moved_although_the_crc_does_not_cover_i
     assert ended.code == 1
     problems = {report["partition"]: report["problems"] for report in json.loads(ended.out)["segments"]}
     [problem] = problems["kept-0"]
-    assert problem.endswith("offsets 2 to 5 are missing, and the topic does not compact")
+    assert problem.endswith("offsets 2 to 5 are missing, but the topic is not compacted")
     assert problems["cleaned-0"] == []
     last = data / "kept-0" / f"{0:020d}.log"
     assert penstock("logs", "verify", str(last)).code == penstock("logs", "verify", str(last.parent)).code == 1
@@ -116,7 +116,7 @@ def test_verify_finds_a_base_offset_that_moved_although_the_crc_does_not_cover_i
 def test_a_place_without_segments_is_one_clear_line(penstock: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     ended = penstock("logs", "verify", str(tmp_path / "empty"))
-    assert (ended.code, ended.err) == (1, f"penstock: there are no segments in {tmp_path / 'empty'}\n")
+    assert (ended.code, ended.err) == (1, f"penstock: no segments in {tmp_path / 'empty'}\n")
     (tmp_path / "x.txt").touch()
     assert penstock("logs", "dump", str(tmp_path / "x.txt")).code == 1
     assert penstock("logs", "dump", str(tmp_path / "none")).code == 2

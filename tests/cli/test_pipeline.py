@@ -210,7 +210,7 @@ def test_a_terminal_shows_each_flow_with_rows_a_second_lag_and_time(
         view.show("shown", 7, [{"n": 1, "name": None}], True)
         view.tell(FlowEnded("numbers.dead_letters", "done", None))
     shown = capsys.readouterr().out
-    assert "shown failed, again in 2 s: [it] broke" in shown
+    assert "shown failed, restarting in 2 s: [it] broke" in shown
     rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.strip()}
     assert rows["even"] == ["running", "1", "1,500", "4,100", "12,345", "1.24", "s"]
     assert rows["numbers.dead_letters"] == ["done"]

@@ -56,7 +56,5 @@ def test_a_kafka_command_at_another_listener_says_so_at_once(broker: Broker, pen
     for command in (("topics", "list"), ("produce", "orders"), ("consume", "orders", "-n", "1")):
         ended = penstock(*command, "-b", address)
         assert ended.code == 1
-        assert ended.err.startswith(
-            f"penstock: no broker at {address}: what listens there does not speak Kafka's protocol ("
-        )
+        assert ended.err.startswith(f"penstock: no broker at {address}: the server does not speak the Kafka protocol (")
         assert ended.err.count("\n") == 1

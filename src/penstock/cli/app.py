@@ -14,15 +14,15 @@ from penstock import __version__
 _COMMANDS = {
     "serve": "Run the broker in the foreground.",
     "topics": "List, create, describe, alter and delete topics.",
-    "produce": "Write records, one a line, to a topic.",
-    "consume": "Read records from a topic and print them, one a line.",
+    "produce": "Write records to a topic, one per line.",
+    "consume": "Read records from a topic and print them, one per line.",
     "groups": "List, describe, reset and delete consumer groups.",
-    "logs": "Look into segment files, and check them.",
-    "pipeline": "Check, run and watch the flows that a file declares.",
-    "archive": "Keep topics as lake tables, and write tables back to topics.",
+    "logs": "Dump, verify and audit segment files.",
+    "pipeline": "Validate, run and monitor pipelines declared in a YAML file.",
+    "archive": "Archive topics as lake tables and replay tables to topics.",
     "import": "Import another broker's data directory.",
-    "config": "Print the effective configuration; convert another broker's.",
-    "bench": "Measure a running broker with one client.",
+    "config": "Print the effective configuration or convert another broker's.",
+    "bench": "Measure a running broker with a single client.",
 }
 """Each is a module of this package with an `app`. What it is for stands here, so that help imports none of them."""
 
@@ -63,7 +63,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def penstock(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """A durable log broker that speaks the Kafka protocol."""

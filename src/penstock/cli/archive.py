@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.spark.archive.engines import Engine
     from penstock.spark.archive.tables import Table
 
-app = command_app("Topics as lake tables, and back.")
+app = command_app("Archive topics as lake tables and replay tables to topics.")
 
 _LOOK_AGAIN_S = 0.1
 
@@ -35,16 +35,14 @@ class EngineName(enum.Enum):
     LOCAL = "local"
 
 
-TablePath = Annotated[str, typer.Argument(metavar="PATH", help="The table: a path or URL that `archive run` made.")]
+TablePath = Annotated[str, typer.Argument(metavar="PATH", help="Path or URL of a table created by `archive run`.")]
 KafkaOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--kafka", metavar="KEY=VALUE", help="A setting of Kafka clients, such as security.protocol; several times."
-    ),
+    typer.Option("--kafka", metavar="KEY=VALUE", help="Kafka client setting, e.g. security.protocol; repeatable."),
 ]
 EngineOption = Annotated[
     EngineName | None,
-    typer.Option("--engine", help="Who does the work: Spark's workers, or threads. [default: spark if installed]"),
+    typer.Option("--engine", help="Run on Spark or in local threads. [default: spark if installed]"),
 ]
 
 
@@ -52,7 +50,7 @@ EngineOption = Annotated[
 def _explained() -> Iterator[None]:
     """Whatever the archive, the client or a batch cannot do becomes one line."""
     if importlib.util.find_spec("pyarrow") is None or importlib.util.find_spec("numpy") is None:
-        raise Failed("archives need pyarrow and numpy: pip install 'penstock-broker[spark]'")
+        raise Failed("archive requires pyarrow and numpy: pip install 'penstock-broker[spark]'")
     from penstock.client.kafka import KafkaError
     from penstock.records.batch import BatchError
     from penstock.spark.archive.errors import ArchiveError
@@ -63,9 +61,9 @@ def _explained() -> Iterator[None]:
     except (ArchiveError, NoSpark) as error:
         raise Failed(str(error)) from None
     except KafkaError as error:
-        raise Failed(f"the broker: {error}") from None
+        raise Failed(f"broker error: {error}") from None
     except BatchError as error:
-        raise Failed(f"a damaged batch: {error}") from None
+        raise Failed(f"corrupt batch: {error}") from None
 
 
 def _kafka_settings(bootstrap: str, pairs: list[str] | None) -> KafkaSettings:
@@ -75,7 +73,7 @@ def _kafka_settings(bootstrap: str, pairs: list[str] | None) -> KafkaSettings:
     reach(bootstrap)
     settings = KafkaSettings.of_options({"client.id": "penstock-archive", **options, "bootstrap.servers": bootstrap})
     for unknown in settings.others:
-        raise Misused(f"--kafka {unknown}: no setting of the client that reads here")
+        raise Misused(f"--kafka {unknown}: setting is not supported by this client")
     return settings
 
 
@@ -88,7 +86,7 @@ def _engine(name: EngineName | None, master: str | None) -> Engine:
     if is_local:
         return LocalEngine()
     if not has_spark:
-        raise Failed("--engine spark needs pyspark: pip install 'penstock-broker[spark]', or use --engine local")
+        raise Failed("--engine spark requires pyspark: pip install 'penstock-broker[spark]', or use --engine local")
     from penstock.spark.session import LOCAL, open_session
 
     # Java only schedules here: its second compiler costs more than it gives.
@@ -100,7 +98,7 @@ def _duration_s(text: str, option: str) -> float:
     units = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
     number, unit = text[:-1], text[-1:]
     if unit not in units or not number.replace(".", "", 1).isdecimal():
-        raise Misused(f"{option} {text}: write it as 30s, 15m, 12h or 7d")
+        raise Misused(f"{option} {text}: expected a duration such as 30s, 15m, 12h or 7d")
     return float(number) * units[unit]
 
 
@@ -109,61 +107,59 @@ def _duration_s(text: str, option: str) -> float:
 
 @app.command()
 def run(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to archive.")],
-    to: Annotated[str, typer.Option("--to", metavar="PATH", help="The table: a path or URL, made if it is not there.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to archive.")],
+    to: Annotated[str, typer.Option("--to", metavar="PATH", help="Path or URL of the table; created if missing.")],
     format_: Annotated[
-        Format | None, typer.Option("--format", help="Of a table that is made. [default: parquet]", show_default=False)
+        Format | None, typer.Option("--format", help="Format of a new table. [default: parquet]", show_default=False)
     ] = None,
     bucket: Annotated[
         Bucket | None,
         typer.Option(
-            "--partition-by", help="UTC day or hour, of a table that is made. [default: day]", show_default=False
+            "--partition-by", help="Time partitioning (UTC) of a new table. [default: day]", show_default=False
         ),
     ] = None,
     values: Annotated[
         Values | None,
-        typer.Option(
-            "--values", help="Read values into typed columns. [default: as before; raw at first]", show_default=False
-        ),
+        typer.Option("--values", help="Decoding of values. [default: the table's; raw if new]", show_default=False),
     ] = None,
     types: Annotated[
         list[str] | None,
-        typer.Option("--type", metavar="FIELD=TYPE", help="The type of a column that is not there yet; several times."),
+        typer.Option("--type", metavar="FIELD=TYPE", help="Type of a new column; repeatable."),
     ] = None,
     schema: Annotated[
         list[str] | None,
         typer.Option(
             "--schema",
             metavar="[ID=]FILE",
-            help="An Avro schema; with ID for values that carry schema ids, several times.",
+            help="Avro schema, optionally for one schema id; repeatable.",
         ),
     ] = None,
-    continuous: Annotated[bool, typer.Option("--continuous", help="Go on until stopped.")] = False,
+    continuous: Annotated[bool, typer.Option("--continuous", help="Keep archiving until stopped.")] = False,
     interval: Annotated[
-        str, typer.Option("--interval", metavar="TIME", help="Between two commits when --continuous has caught up.")
+        str, typer.Option("--interval", metavar="TIME", help="Time between commits when --continuous has caught up.")
     ] = "60s",
-    compact_: Annotated[
-        bool, typer.Option("--compact", help="Merge small files on the way, when there are many.")
-    ] = False,
+    compact_: Annotated[bool, typer.Option("--compact", help="Merge small files when many have accumulated.")] = False,
     skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="Go on without offsets that the broker has deleted already.")
+        bool, typer.Option("--skip-lost", help="Continue past offsets that the broker has deleted.")
     ] = False,
     file_megabytes: Annotated[
-        int, typer.Option("--file-mb", min=1, metavar="N", help="Megabytes of the log that go into one file.")
+        int, typer.Option("--file-mb", min=1, metavar="N", help="Megabytes of log per data file.")
     ] = 256,
     commit_records: Annotated[
-        int | None, typer.Option("--commit-records", min=1, metavar="N", help="At most so many records a commit.")
+        int | None, typer.Option("--commit-records", min=1, metavar="N", help="Maximum number of records per commit.")
     ] = None,
     catalog: Annotated[
         str | None,
-        typer.Option("--catalog", metavar="NAME", help="Iceberg: a catalog of pyiceberg's configuration."),
+        typer.Option("--catalog", metavar="NAME", help="Iceberg catalog name in pyiceberg's configuration."),
     ] = None,
     catalog_option: Annotated[
         list[str] | None,
-        typer.Option("--catalog-option", metavar="KEY=VALUE", help="Iceberg: a property of the catalog; no secrets."),
+        typer.Option(
+            "--catalog-option", metavar="KEY=VALUE", help="Iceberg catalog property (no secrets); repeatable."
+        ),
     ] = None,
     table_name: Annotated[
-        str | None, typer.Option("--table", metavar="NAMESPACE.NAME", help="Iceberg: what the catalog calls it.")
+        str | None, typer.Option("--table", metavar="NAMESPACE.NAME", help="Table name in the Iceberg catalog.")
     ] = None,
     kafka: KafkaOption = None,
     engine: EngineOption = None,
@@ -171,9 +167,10 @@ def run(
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Archive a topic: every record, once, up to the last stable offset.
+    """Archive every record of a topic exactly once.
 
-    A table that is there goes on where it stopped, with the settings it was made with.
+    Reads up to the last stable offset. An existing table continues where it stopped, with the settings it was created
+    with.
     """
     checked_topic(topic)
     wait_s = _duration_s(interval, "--interval")
@@ -212,7 +209,7 @@ def _steps(archiver: Archiver, stop: Stop, wait_s: float | None) -> Iterator[Ste
             return
         _rest(stop, wait_s)
     if wait_s is None:
-        raise Interrupted("stopped before all was archived; the same command goes on from here")
+        raise Interrupted("stopped before the archive was complete; run the same command again to resume")
 
 
 def _rest(stop: Stop, wait_s: float) -> None:
@@ -236,7 +233,7 @@ def _follow(table: Table, archiver: Archiver, steps: Iterator[Step], *, compact:
         if compact:
             merged = compact_table(table, archiver.engine)
             if merged.before:
-                note(f"merged {counted(merged.before, 'file')} to {merged.after:,}")
+                note(f"merged {counted(merged.before, 'file')} into {merged.after:,}")
     if as_json:
         print_json({"rows": rows, "files": files, "bytes": size, "unreadable": unreadable, "path": table.place.url})
     elif not rows:
@@ -257,13 +254,13 @@ def _size(count: int) -> str:
 def status(
     path: TablePath,
     kafka: KafkaOption = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Ask no broker: then there is no lag.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not contact the broker; lag is not shown.")] = False,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a table holds, and how far behind its topic it is."""
+    """Show the contents of a table and its lag."""
     if offline and kafka:
-        raise Misused("--kafka goes without --offline, which asks no broker")
+        raise Misused("--kafka cannot be combined with --offline")
     with _explained():
         from penstock.spark.archive.opening import open_table
         from penstock.spark.archive.status import table_status
@@ -278,7 +275,7 @@ def status(
         f"{counted(found.rows, 'row')}, {_size(found.bytes)}{lag}"
     )
     if found.lag is None and not offline:
-        note(f"the broker has no such topic {found.topic}, or another of that name")
+        note(f"lag unknown: the broker has no topic {found.topic}, or the topic was recreated")
     print_table(
         ("partition", "next offset", "end offset", "lag", "files", "rows", "bytes"),
         [
@@ -295,7 +292,7 @@ def status(
 def compact(
     path: TablePath,
     file_megabytes: Annotated[
-        int, typer.Option("--file-mb", min=1, metavar="N", help="The size of files that is aimed at, in megabytes.")
+        int, typer.Option("--file-mb", min=1, metavar="N", help="Target file size in megabytes.")
     ] = 128,
     engine: EngineOption = None,
     master: MasterOption = None,
@@ -314,7 +311,7 @@ def compact(
     if as_json:
         print_json({"files_before": merged.before, "files_after": merged.after, "rows": merged.rows})
     elif merged.before:
-        note(f"merged {counted(merged.before, 'file')} to {merged.after:,}, {counted(merged.rows, 'row')}")
+        note(f"merged {counted(merged.before, 'file')} into {merged.after:,}, {counted(merged.rows, 'row')}")
     else:
         note("nothing to merge")
 
@@ -327,15 +324,15 @@ def expire(
     path: TablePath,
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", metavar="AGE", help="Drop records of days (or hours) that are past so long: 90d."),
+        typer.Option("--older-than", metavar="AGE", help="Drop days (or hours) older than this, such as 90d."),
     ] = None,
     keep: Annotated[
         str,
-        typer.Option("--keep", metavar="AGE", help="How long files and versions that were replaced are kept."),
+        typer.Option("--keep", metavar="AGE", help="Keep replaced files and table versions this long."),
     ] = "24h",
     as_json: AsJson = False,
 ) -> None:
-    """Drop old records, and the files and versions of a table that nobody needs any more."""
+    """Drop old records and unused files and versions."""
     age_s = None if older_than is None else _duration_s(older_than, "--older-than")
     keep_s = _duration_s(keep, "--keep")
     with _explained():
@@ -365,22 +362,24 @@ def expire(
 @app.command()
 def replay(
     path: TablePath,
-    to: Annotated[str, typer.Option("--to", metavar="TOPIC", help="The topic, made if it is not there.")],
+    to: Annotated[str, typer.Option("--to", metavar="TOPIC", help="Target topic; created if missing.")],
     from_: Annotated[
         str | None,
-        typer.Option("--from", metavar="WHERE", help="An offset, @MILLISECONDS, or a time like 2026-01-31T12:00Z."),
+        typer.Option("--from", metavar="WHERE", help="Start: offset, @MILLISECONDS or time (2026-01-31T12:00Z)."),
     ] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="WHERE", help="Likewise; not included.")] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="WHERE", help="End, exclusive; same forms as --from.")
+    ] = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Write all rows, again if they were written before.")
+        bool, typer.Option("--restart", help="Write all rows, including those already replayed.")
     ] = False,
     kafka: KafkaOption = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Write a table back to a topic: the same records, timestamps and order in each partition.
+    """Write the records of a table back to a topic.
 
-    Called again it goes on where it stopped.
+    Keeps timestamps and the order within each partition. To resume after an interruption, run the same command again.
     """
     checked_topic(to)
     first, end = _bound(from_, "--from"), _bound(until, "--until")
@@ -397,10 +396,10 @@ def replay(
         if as_json:
             print_json({"rows": done.rows, "rows_before": done.before, "partitions": done.partitions, "topic": to})
         else:
-            before = f", after {done.before:,} before" if done.before else ""
+            before = f" ({done.before:,} already replayed)" if done.before else ""
             note(f"replayed {counted(done.rows, 'record')} to {to}{before}")
         if not done.is_complete:
-            raise Interrupted("stopped before all was replayed; the same command goes on from here")
+            raise Interrupted("stopped before the replay was complete; run the same command again to resume")
 
 
 def _bound(text: str | None, option: str) -> dict[str, int]:
@@ -413,7 +412,7 @@ def _bound(text: str | None, option: str) -> dict[str, int]:
         return {"offset": number}
     if kind is From.TIMESTAMP_MS:
         return {"ms": number}
-    raise Misused(f"{option} {text}: write an offset, @MILLISECONDS or a time like 2026-01-31T12:00Z")
+    raise Misused(f"{option} {text}: expected an offset, @MILLISECONDS or a time like 2026-01-31T12:00Z")
 
 
 def _shown(report: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def value_settings(values: Values | None, types: list[str] | None, schemas: list
 
     if values is None:
         if types or schemas:
-            raise Misused("--type and --schema go with --values json or avro")
+            raise Misused("--type and --schema require --values json or avro")
         return None
     kinds = key_values(types or [], "--type")
     for field, kind in kinds.items():
@@ -51,13 +51,13 @@ def value_settings(values: Values | None, types: list[str] | None, schemas: list
     for written in schemas or []:
         number, equals, path = written.rpartition("=")
         if equals and not number.isdecimal():
-            raise Misused(f"--schema {written}: write it as FILE or ID=FILE")
+            raise Misused(f"--schema {written}: expected FILE or ID=FILE")
         try:
             texts[number] = Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise Failed(f"--schema {written}: {getattr(error, 'strerror', None) or error}") from None
     if texts and values is not Values.AVRO:
-        raise Misused("--schema goes with --values avro")
+        raise Misused("--schema requires --values avro")
     return archive.ValueSettings(archive.Values(values.value), kinds, texts)
 
 
@@ -83,10 +83,12 @@ def table_for(
     if there is not None:
         _refuse_other(there, topic, format_, bucket, to)
         if (catalog and catalog != there.catalog) or (table_name and table_name != there.table):
-            raise Failed(f"{to} was made with another catalog or table name: that cannot change; choose another path")
+            raise Failed(
+                f"{to} was created with another catalog or table name, which cannot change: choose another path"
+            )
         return table_at(place, continued(place, there, value))
     if (catalog or table_name) and format_ is not Format.ICEBERG:
-        raise Misused("--catalog, --catalog-option and --table go with --format iceberg")
+        raise Misused("--catalog, --catalog-option and --table require --format iceberg")
     with KafkaClient(kafka) as client:
         info = client.metadata([topic]).topics.get(topic)
     if info is None:
@@ -108,4 +110,4 @@ def _refuse_other(there: TableSettings, topic: str, format_: Format | None, buck
         raise Failed(f"{to} is the archive of topic {there.topic}, not of {topic}: choose another path")
     for name, wanted, has in (("--format", format_, there.format), ("--partition-by", bucket, there.bucketing)):
         if wanted is not None and wanted.value != has.value:
-            raise Failed(f"{to} was made with {name} {has.value}: that cannot change; choose another path")
+            raise Failed(f"{to} was created with {name} {has.value}, which cannot change: choose another path")

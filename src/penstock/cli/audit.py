@@ -23,37 +23,34 @@ if TYPE_CHECKING:
 def audit(
     path: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[PATH]", exists=True, file_okay=False, help="A data directory or a partition's folder."
-        ),
+        typer.Argument(metavar="PATH", exists=True, file_okay=False, help="Data directory or partition directory."),
     ] = None,
     table: Annotated[
-        str, typer.Option("--table", metavar="PATH", help="A table; with PATH or --bootstrap, against its topic there.")
+        str, typer.Option("--table", metavar="PATH", help="Lake table; compared with PATH or --bootstrap if given.")
     ] = "",
     bootstrap: Annotated[
-        str | None, typer.Option("--bootstrap", "-b", metavar="HOST:PORT", help="The broker of the table's topic.")
+        str | None, typer.Option("--bootstrap", "-b", metavar="HOST:PORT", help="Broker that holds the table's topic.")
     ] = None,
     topics: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="NAME", help="Only this topic; can be given again.")
+        list[str] | None, typer.Option("--topic", metavar="NAME", help="Audit only this topic; repeatable.")
     ] = None,
     allowed: Annotated[
         list[str] | None,
-        typer.Option("--allow", metavar="KIND", help="Report findings of that kind, but count them as fine."),
+        typer.Option("--allow", metavar="KIND", help="Report findings of this kind, but do not fail; repeatable."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", dir_okay=False, help="Write a page with plots.")
+        Path | None, typer.Option("--html", metavar="FILE", dir_okay=False, help="Write an HTML report with plots.")
     ] = None,
-    engine: Annotated[
-        EngineName, typer.Option(help="Who reads: Spark, or threads of this process.")
-    ] = EngineName.spark,
+    engine: Annotated[EngineName, typer.Option(help="Run on Spark or in local threads.")] = EngineName.spark,
     master: MasterOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every record of a data directory or a table, and say what is wrong.
+    """Check every record of a data directory or a lake table.
 
-    CRCs, offsets that are missing, doubled or out of order, indexes, and records that cannot be read; how many records,
-    keys and bytes, by partition and over time. A table is held against its topic, by offsets and by content.
-    Exit code 0: clean; 1: something was found, or could not be read; 2: called wrongly.
+    Checks CRCs, indexes, missing, duplicate and out-of-order offsets, and that every record can be decoded. Counts
+    records, keys and bytes per partition and over time. Compares a table with its topic by offset and by content.
+
+    Exit code: 0 if clean, 1 if something was found or could not be read, 2 for invalid arguments.
     """
     with _needs_arrow():
         from penstock.client.kafka import KafkaError, KafkaSettings
@@ -64,13 +61,13 @@ def audit(
         from penstock.spark.audit.job import audit as run_audit
     for kind in allowed or ():
         if kind not in KINDS:
-            raise Misused(f"--allow {kind}: there are {', '.join(KINDS)}")
+            raise Misused(f"--allow {kind}: unknown kind; expected one of {', '.join(KINDS)}")
     if path is None and not table:
-        raise Misused("name a data directory, or a table with --table")
+        raise Misused("nothing to audit: give a data directory or --table")
     if bootstrap is not None and not table:
-        raise Misused("--bootstrap is for a table's topic: name the table with --table")
+        raise Misused("--bootstrap requires --table")
     if bootstrap is not None and path is not None:
-        raise Misused("a table is held against PATH or against --bootstrap: give one of them")
+        raise Misused("PATH and --bootstrap cannot be combined: the table is compared with one of them")
     if bootstrap is not None:
         reach(bootstrap)
     broker = None if bootstrap is None else KafkaSettings.of(bootstrap)
@@ -95,7 +92,7 @@ def _needs_arrow() -> Iterator[None]:
         yield
     except ImportError as error:
         if (error.name or "").partition(".")[0] in ("pyarrow", "pyspark", "numpy", "pandas"):
-            raise Failed("an audit needs Spark's packages: pip install 'penstock-broker[spark]'") from None
+            raise Failed("audit requires Spark's packages: pip install 'penstock-broker[spark]'") from None
         raise
 
 
@@ -105,7 +102,7 @@ def _write_page(report: AuditReport, path: Path) -> None:
     try:
         path.write_text(html_page(report, datetime.datetime.now(datetime.UTC)))
     except OSError as error:
-        raise Failed(f"{path} cannot be written: {error.strerror or error}") from None
+        raise Failed(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _print(report: AuditReport) -> None:
@@ -127,7 +124,5 @@ def _print(report: AuditReport) -> None:
     for one in found.kept:
         print(f"{one.kind}: {one.place}: {one.text}")
     total = sum(found.counts.values())
-    verdict = (
-        "clean" if not total else counted(total, "finding") + (" of kinds that are allowed" if report.is_clean else "")
-    )
+    verdict = "clean" if not total else counted(total, "finding") + (" (all allowed)" if report.is_clean else "")
     note(f"{counted(report.records, 'record')}: {verdict}")

@@ -35,17 +35,17 @@ _SIZE_MAX = 1_000_000_000
 
 @app.command()
 def bench(
-    records: Annotated[int, typer.Option("--records", "-n", min=1, help="How many.")] = 500_000,
-    size: Annotated[int, typer.Option(min=0, max=_SIZE_MAX, help="Bytes of a value.")] = 100,
-    partitions: Annotated[int, typer.Option(min=1, help="Of the topic that is made for it.")] = 1,
-    acks: Annotated[Acks, typer.Option(help="Who must have a record before it counts.")] = Acks.all,
-    compression: Annotated[Compression, typer.Option(help="How batches are compressed.")] = Compression.none,
+    records: Annotated[int, typer.Option("--records", "-n", min=1, help="Number of records.")] = 500_000,
+    size: Annotated[int, typer.Option(min=0, max=_SIZE_MAX, help="Value size in bytes.")] = 100,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions of the temporary topic.")] = 1,
+    acks: Annotated[Acks, typer.Option(help="Acknowledgements required from the broker.")] = Acks.all,
+    compression: Annotated[Compression, typer.Option(help="Compression of record batches.")] = Compression.none,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Produce and consume records through one client, and print the rates.
+    """Produce and consume records with one client and print the rates.
 
-    A quick look: the client library in Python is most of what it measures. The topic is deleted afterwards.
+    For a quick look: the Python client accounts for most of the time. The temporary topic is deleted afterwards.
     """
     from confluent_kafka.admin import NewTopic
 
@@ -65,7 +65,7 @@ def bench(
         print_json(rows)
     else:
         print_table(("", "records", "seconds", "records/s", "MB/s"), [tuple(row.values()) for row in rows])
-        note("a quick look through one Python client; `make bench` in the repository measures the broker")
+        note("measured with one Python client; `make bench` in the repository measures the broker")
 
 
 def _row(what: str, records: int, size: int, seconds: float) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _produce(config: dict[str, Any], topic: str, records: int, value: bytes) -> 
     # Only failures call back: a callback a record would cost more than the record.
     producer = Producer({**config, "delivery.report.only.error": True, "queue.buffering.max.messages": 1_000_000})
     began = time.perf_counter()
-    with failing_as("a record was not taken"):
+    with failing_as("cannot produce a record"):
         for _ in range(records):
             while True:
                 try:
@@ -119,7 +119,7 @@ def _consume(config: dict[str, Any], topic: str, partitions: int, records: int) 
             messages = consumer.consume(min(left, 10_000), _STALLED_S)
             bad = next((error for message in messages if (error := message.error()) is not None), None)
             if bad is not None or not messages:
-                raise Failed(f"{left} of {records} records were not read: {reason(bad) if bad else 'nothing came'}")
+                raise Failed(f"{left} of {records} records were not read: {reason(bad) if bad else 'timed out'}")
             left -= len(messages)
         return time.perf_counter() - began
     finally:
@@ -132,4 +132,4 @@ def _delete(admin: AdminClient, topic: str) -> None:
     try:
         admin.delete_topics([topic], operation_timeout=TIMEOUT_S)[topic].result()
     except KafkaException as error:
-        note(f"topic {topic} was left behind: {reason(error)}")
+        note(f"cannot delete topic {topic}: {reason(error)}")

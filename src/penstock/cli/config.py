@@ -19,7 +19,7 @@ app.command("convert")(convert)
 
 @app.callback(
     invoke_without_command=True,
-    help="Print the configuration that a broker would have, and where each value comes from.",
+    help="Print the effective configuration and the source of each value.",
 )
 def config(
     context: typer.Context,
@@ -30,10 +30,12 @@ def config(
 ) -> None:
     if context.invoked_subcommand is not None:
         if config is not None or data_dir is not None or listen or as_json:
-            raise Misused(f"config {context.invoked_subcommand} takes no options of config itself")
+            raise Misused(
+                f"config {context.invoked_subcommand} does not accept --config, --data-dir, --listen or --json"
+            )
         return
     rows = sources(ServeFlags(config, data_dir, listen).load())
     if as_json:
         print_json([source._asdict() for source in rows])
     else:
-        print_table(("key", "value", "from"), rows)
+        print_table(("key", "value", "source"), rows)

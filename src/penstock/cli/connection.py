@@ -27,13 +27,13 @@ _COORDINATOR_MS = 3_000
 Bootstrap = Annotated[
     str,
     typer.Option(
-        "--bootstrap", "-b", metavar="HOST:PORT", help="The broker; several with commas.", envvar="PENSTOCK_BOOTSTRAP"
+        "--bootstrap", "-b", metavar="HOST:PORT", help="Broker addresses, comma-separated.", envvar="PENSTOCK_BOOTSTRAP"
     ),
 ]
 Spot = tuple[str, int]
 """A topic and one of its partitions."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -54,12 +54,12 @@ def reach(bootstrap: str, dialect: str = "kafka") -> list[tuple[str, int]]:
             with socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S) as connection:
                 if dialect != "kafka" or _may_speak_kafka(connection):
                     return addresses[at:] + addresses[:at]
-                problems.append(f"{host}:{port}: what listens there does not speak Kafka's protocol")
+                problems.append(f"{host}:{port}: the server does not speak the Kafka protocol")
         except OSError as error:
             problems.append(f"{host}:{port}: {error.strerror or error}")
-    listener = "it" if dialect == "kafka" else f"its {dialect} listener"
+    listener = "its address" if dialect == "kafka" else f"the address of its {dialect} listener"
     raise Failed(
-        f"no broker at {'; '.join(problems)} (start one with `penstock serve`, or name {listener} with --bootstrap)"
+        f"no broker at {'; '.join(problems)} (start one with `penstock serve`, or give {listener} with --bootstrap)"
     )
 
 
@@ -119,7 +119,7 @@ def reason(error: Any) -> str:
         if cause.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
             return "the broker has no such topic"
         if cause.code() in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
-            return "larger than the topic takes (its config max.message.bytes)"
+            return "record exceeds the topic's max.message.bytes"
         if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
             return "the broker has no such group"
         if cause.code() in (KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID):
@@ -216,5 +216,5 @@ def offsets(
             found[place.topic, place.partition] = future.result().offset
         except KafkaException as error:
             if not gone_ok or error.args[0].code() not in gone:
-                raise Failed(f"offsets of topic {place.topic}: {reason(error)}") from None
+                raise Failed(f"cannot read offsets of topic {place.topic}: {reason(error)}") from None
     return found

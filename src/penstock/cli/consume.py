@@ -33,43 +33,41 @@ class OutputFormat(enum.StrEnum):
 @app.command()
 def consume(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to read.")],
     start: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="WHERE",
-            help="beginning, end, an offset, -N for the last N of each partition, or a time: 2026-01-31T12:00Z or "
-            "@MILLISECONDS.",
+            help="Where to start: beginning, end, an offset, -N (last N of each partition), @MILLISECONDS or a time "
+            "(2026-01-31T12:00Z).",
         ),
     ] = "beginning",
     partition: Annotated[
-        list[int] | None, typer.Option(metavar="N", min=0, help="Only there; several times. [default: all]")
+        list[int] | None, typer.Option(metavar="N", min=0, help="Read only this partition; repeatable. [default: all]")
     ] = None,
     group: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Read as a member of this group: go on where it is (--from, beginning or end, is for where it "
-            "committed nothing), and commit what was printed.",
+            help="Read as a member of this consumer group and commit the offsets of printed records. --from applies to "
+            "partitions without a committed offset, and must be beginning or end.",
         ),
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", metavar="N", min=0, help="Stop after so many records.")
+        int | None, typer.Option("--count", "-n", metavar="N", min=0, help="Stop after this many records.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow/--until-end", help="Wait for more, or stop where the topic ended at the start.")
+        bool, typer.Option("--follow/--until-end", help="Wait for new records, or stop at the current end.")
     ] = False,
-    format_: Annotated[
-        OutputFormat, typer.Option("--format", help="What is printed of a record.")
-    ] = OutputFormat.value,
+    format_: Annotated[OutputFormat, typer.Option("--format", help="Output format of a record.")] = OutputFormat.value,
     key_separator: Annotated[
-        str, typer.Option("--key-separator", "-K", metavar="TEXT", help="What is between key and value with keyvalue.")
+        str, typer.Option("--key-separator", "-K", metavar="TEXT", help="Separator between key and value for keyvalue.")
     ] = ":",
     dialect: DialectOption = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
 ) -> None:
-    """Read records from a topic and print them, one a line."""
+    """Read records from a topic and print them, one per line."""
     checked_topic(topic)
     begin = parse_start(start)
     if group is not None:
@@ -98,9 +96,11 @@ def consume(
 
 def _check_with_group(group: str, begin: From, partition: list[int] | None) -> None:
     if partition:
-        raise Misused(f"--partition goes without --group: group {group} shares the partitions among its members")
+        raise Misused(f"--partition cannot be combined with --group: group {group} assigns partitions to its members")
     if begin not in (From.BEGINNING, From.END):
-        raise Misused(f"--from is beginning or end with --group; `penstock groups reset {group}` sets where it goes on")
+        raise Misused(
+            f"--from must be beginning or end with --group; `penstock groups reset {group}` sets other offsets"
+        )
 
 
 def _choose(there: list[int], wanted: list[int] | None, topic: str) -> list[int]:
@@ -108,7 +108,7 @@ def _choose(there: list[int], wanted: list[int] | None, topic: str) -> list[int]
         return there
     missing = sorted(set(wanted) - set(there))
     if missing:
-        raise Failed(f"topic {topic} has no partition {missing[0]}: there are {len(there)}")
+        raise Failed(f"topic {topic} has no partition {missing[0]} (partitions: {len(there)})")
     return sorted(set(wanted))
 
 

@@ -57,9 +57,9 @@ def converted(theirs: Mapping[Any, Any], dialect: str, environment: Mapping[str,
 
 
 def _convert(broker: Broker, path: KeyPath, value: Any, said: Mapping[KeyPath, Any], result: Result) -> None:
-    rule = broker.rule(path) or f"not a setting of {broker.name}"
+    rule = broker.rule(path) or f"unknown setting of {broker.name}"
     if not broker.is_known(path) and sounds_like_protection(path) and not says_off(value):
-        raise Weakened(f"unknown setting of {broker.name}; remove it if it protects nothing")
+        raise Weakened(f"unknown setting of {broker.name} that may protect data or access; remove it if it does not")
     match rule:
         case str():
             raise WithoutCounterpart(rule)
@@ -70,7 +70,7 @@ def _convert(broker: Broker, path: KeyPath, value: Any, said: Mapping[KeyPath, A
         case Detail():
             if value and rule.switch not in said:
                 switch = key_text(rule.switch)
-                raise Weakened(f"{rule.variable} may turn it on; write {switch}: false if it is off")
+                raise Weakened(f"{rule.variable} may enable it; set {switch}: false if it is off")
             raise WithoutCounterpart(rule.reason)
         case _:
             rule(value, result)
@@ -83,7 +83,7 @@ def _settings(broker: Broker, theirs: Mapping[Any, Any], inside: KeyPath = ()) -
         path = broker.spelled((*inside, name))
         if broker.is_section(path):
             if value is not None and not isinstance(value, Mapping):
-                raise Misused(f"{key_text(path)} is a section of settings, not one value")
+                raise Misused(f"{key_text(path)}: expected a section of settings, not a single value")
             yield from _settings(broker, value or {}, path)
         elif isinstance(value, Mapping) and value and path not in broker.rules:
             yield from _settings(broker, value, path)
@@ -100,9 +100,9 @@ def _check(result: Result) -> None:
             try:
                 load(file, {}, {})
             except StartError as error:
-                raise Unusable(f"cannot be taken over: {str(error).removeprefix(f'file {file}: ')}") from None
+                raise Unusable(f"cannot be converted: {str(error).removeprefix(f'file {file}: ')}") from None
     except OSError as error:
-        raise Failed(f"the result cannot be tried: {error}") from None
+        raise Failed(f"cannot check the converted config: {error}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------- text
@@ -113,24 +113,24 @@ def as_yaml(result: Result, file: Path) -> str:
     import yaml
 
     name = BROKERS[result.dialect].name
-    comments = [f"Mind: {remark}." for remark in result.remarks]
+    comments = [f"Note: {remark}." for remark in result.remarks]
     if result.without_counterpart:
         comments.append(f"Settings of {name} without a counterpart:")
         comments += [f"  {_named(*left)}" for left in result.without_counterpart]
-    text = _comment(f"Made of {name}'s {file.name} by `penstock config convert`.") + _dumped(result)
+    text = _comment(f"Converted from {name}'s {file.name} by `penstock config convert`.") + _dumped(result)
     text += "".join(map(_comment, comments))
     assert yaml.safe_load(text) == _ordered(result), "a comment is not one"
     return text
 
 
 def _lost(path: KeyPath, value: Any, loss: str, variable: str = "") -> str:
-    shown = " (its value is not repeated)" if is_secret(path) else f" = {value_text(value)}"
+    shown = " (value hidden)" if is_secret(path) else f" = {value_text(value)}"
     return one_line(f"{key_text(path)}{shown}{f' (from {variable})' if variable else ''}: {loss}")
 
 
 def _named(path: KeyPath, value: Any, why: str) -> str:
     if is_secret(path):
-        return f"{key_text(path)} ({why}; its value is not repeated)"
+        return f"{key_text(path)} ({why}; value hidden)"
     return f"{key_text(path)} = {value_text(value)} ({why})"
 
 
@@ -156,34 +156,36 @@ def _ordered(result: Result) -> dict[str, Any]:
 
 
 def convert(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Their config: FluxGo's YAML or FlyMQ's JSON.")],
-    source: Annotated[str, typer.Option("--from", metavar="DIALECT", help="Whose it is: fluxgo or flymq.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Config file: YAML of FluxGo or JSON of FlyMQ.")],
+    source: Annotated[
+        str, typer.Option("--from", metavar="DIALECT", help="Broker that the file is for: fluxgo or flymq.")
+    ],
 ) -> None:
-    """Print a Penstock config that does what another broker's config does.
+    """Convert another broker's config and print the result.
 
-    Settings without a counterpart are listed on stderr and in comments of the file. A config that protects data or access
-    in a way that cannot be kept is not converted: the exit code is 1, and stderr lists what would be lost.
+    Settings without a counterpart are listed on stderr and in comments at the end of the output. If a setting that
+    protects data or access has no counterpart, nothing is converted: the exit code is 1 and stderr lists the settings.
     """
     broker = BROKERS.get(source)
     if broker is None:
-        raise Misused(f"--from {source}: configs of {' and '.join(BROKERS)} can be converted")
+        raise Misused(f"--from {source}: unknown broker; expected {' or '.join(BROKERS)}")
     try:
         result = converted(broker.read(file), source, os.environ)
         if result.losses:
             what = counted(len(result.losses), "setting")
             lines = "".join(f"\n  {line}" for line in result.losses)
             raise Failed(
-                f"{one_line(str(file))} cannot be converted, protection would be lost: {what} without a counterpart{lines}"
+                f"cannot convert {one_line(str(file))}, protection would be lost: {what} without a counterpart{lines}"
             )
         text = as_yaml(result, file)
     except RecursionError:
-        raise Misused(f"file {file}: it is nested too deeply, or contains itself") from None
+        raise Misused(f"file {file}: nested too deeply or self-referencing") from None
     try:
         write_lines([text.encode()])
     except OutputClosed:
         return
     for remark in result.remarks:
-        note(f"mind: {remark}")
+        note(f"note: {remark}")
     left = result.without_counterpart
     if left:
         keys = ", ".join(key_text(path) for path, _, _ in left)

@@ -33,7 +33,7 @@ _CLUSTER_MODE_PARTITIONS = 6
 _LOG_LEVELS = {"debug": "debug", "info": "info", "warn": "warning", "warning": "warning", "error": "error"}
 
 
-NOT_SERVED = "not served here"
+NOT_SERVED = "not supported"
 
 
 class Unusable(ValueError):
@@ -111,9 +111,9 @@ def _by_path(dotted: Mapping[str, Any]) -> Mapping[KeyPath, Any]:
 
 def _integer(value: Any, lowest: int = 0) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-        raise Unusable(f"is not a number of {lowest} or more")
+        raise Unusable(f"is not an integer of at least {lowest}")
     if value > LONG_MAX:
-        raise Unusable("does not fit into 64 bits")
+        raise Unusable("exceeds 64 bits")
     return value
 
 
@@ -125,7 +125,7 @@ def _boolean(value: Any) -> bool:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise Unusable("is not a text")
+        raise Unusable("is not a non-empty string")
     return value
 
 
@@ -150,7 +150,7 @@ def _duration_ms(value: Any) -> int:
         unit = part.lstrip("0123456789.")
         total += float(part.removesuffix(unit)) * _UNIT_MS[unit]
     if total > _DURATION_MS_MAX:
-        raise Unusable("is longer than a duration can be")
+        raise Unusable("exceeds the maximum duration")
     return max(1, round(total)) if total else 0
 
 
@@ -160,13 +160,13 @@ def _listen(value: Any, result: Result) -> None:
 
 def _data_dir(value: Any, result: Result) -> None:
     result.config["data_dir"] = _text(value)
-    result.remarks.append("records that are in data_dir already are left alone and not read")
+    result.remarks.append("existing records in data_dir are neither read nor changed")
 
 
 def _segment_bytes(value: Any, result: Result) -> None:
     size = _integer(value, 14)
     if size > INT_MAX:
-        result.remarks.append(f"segment.bytes is at most {INT_MAX}, not {size}")
+        result.remarks.append(f"segment.bytes is limited to {INT_MAX}, instead of {size}")
     result.set("topic_defaults", "segment.bytes", min(size, INT_MAX))
 
 
@@ -189,7 +189,7 @@ def _write_timeout(value: Any, result: Result) -> None:
 def _deadline_ms(value: Any) -> int:
     timeout_ms = _duration_ms(value)
     if not timeout_ms:
-        raise WithoutCounterpart("there is always a deadline")
+        raise WithoutCounterpart("the deadline cannot be disabled")
     return timeout_ms
 
 
@@ -219,7 +219,7 @@ _FLUXGO = Broker(
             "log.max_segment_bytes": _segment_bytes,
             "log.max_log_bytes": _retention_bytes,
             "log.file_sync": _file_sync,
-            "server.max_frame_bytes": "of FluxGo's second protocol; the first has 10 MiB, here too",
+            "server.max_frame_bytes": "only for FluxGo's second protocol; the first is limited to 10 MiB, as here",
         }
     ),
     _by_path(
@@ -289,7 +289,7 @@ def _partitions(value: Any, result: Result) -> None:
 def _default_ttl(value: Any, result: Result) -> None:
     ttl_ms = _integer(value) * 1_000
     if ttl_ms > LONG_MAX:
-        result.remarks.append(f"retention.ms is at most {LONG_MAX}, not {ttl_ms}")
+        result.remarks.append(f"retention.ms is limited to {LONG_MAX}, instead of {ttl_ms}")
     result.set("topic_defaults", "retention.ms", min(ttl_ms, LONG_MAX) or -1)
 
 
@@ -301,7 +301,7 @@ def _cluster_id(value: Any, result: Result) -> None:
     if value == "":
         return
     if not _CLUSTER_ID.fullmatch(_text(value)):
-        raise WithoutCounterpart("ids are of letters, digits, - and _ here")
+        raise WithoutCounterpart("cluster ids may only contain letters, digits, - and _")
     result.set("broker", "cluster_id", value)
 
 
@@ -310,13 +310,13 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     seen: set[str] = set()
     for name, _ in pairs:
         if name.casefold() in seen:
-            raise ValueError(f"key {value_text(name)} is given twice")
+            raise ValueError(f"duplicate key {value_text(name)}")
         seen.add(name.casefold())
     return dict(pairs)
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _read_json(file: Path) -> Mapping[Any, Any]:
@@ -327,11 +327,11 @@ def _read_json(file: Path) -> Mapping[Any, Any]:
     except ValueError as error:  # of the text's encoding too
         raise Misused(f"file {file}: {error}") from None
     if not isinstance(content, dict):
-        raise Misused(f"file {file}: a JSON object is expected")
+        raise Misused(f"file {file}: expected a JSON object")
     return content
 
 
-_ONE_BROKER = "there is one broker"
+_ONE_BROKER = "only a single broker is supported"
 _AUTH = Detail(("auth", "enabled"), "FLYMQ_AUTH_ENABLED", NOT_SERVED)
 _TLS = Detail(("security", "tls_enabled"), "FLYMQ_TLS_ENABLED", NOT_SERVED)
 
@@ -349,10 +349,10 @@ _FLYMQ = Broker(
             "performance.acks": _acks,
             "performance.sync_interval_ms": _sync_interval,
             "performance.zero_copy": _zero_copy,
-            "performance.*": "the engine chooses by itself",
+            "performance.*": "chosen by the engine",
             "partition.default_partitions": _partitions,
             "partition.default_replication_factor": Protection(
-                "there would be one copy of each record", _ONE_BROKER, is_one_copy, number_of_text
+                "each record would have only one copy", _ONE_BROKER, is_one_copy, number_of_text
             ),
             "partition.distribution_strategy": _ONE_BROKER,
             "partition.auto_rebalance_enabled": _ONE_BROKER,
@@ -361,19 +361,21 @@ _FLYMQ = Broker(
             "ttl.default_ttl": _default_ttl,
             "ttl.cleanup_interval": _ttl_interval,
             "discovery.cluster_id": _cluster_id,
-            "discovery.enabled": Protection("there would be one broker, whatever others it found", _ONE_BROKER),
+            "discovery.enabled": Protection(
+                "the broker would run alone and ignore other brokers that it discovers", _ONE_BROKER
+            ),
             "cluster_addr": _cluster_addr,
             "advertise_cluster": _ONE_BROKER,
-            "peers": Protection("there would be one broker without them", _ONE_BROKER, is_empty, list_of_text),
-            "node_id": "a broker's id is a number here (broker.node_id)",
-            "transaction.enabled": "transactions are always there",
+            "peers": Protection("the broker would run without its peers", _ONE_BROKER, is_empty, list_of_text),
+            "node_id": "node ids are numbers (broker.node_id)",
+            "transaction.enabled": "transactions are always enabled",
             "transaction.timeout": "the timeout of FlyMQ's transactions is fixed",
             "security.tls_enabled": Protection("clients would connect without TLS", NOT_SERVED),
             "security.tls_cert_file": _TLS,
             "security.tls_key_file": _TLS,
             "security.tls_ca_file": _TLS,
-            "security.encryption_enabled": Protection("records would be on disk unencrypted", NOT_SERVED),
-            "auth.enabled": Protection("clients would not have to log in", NOT_SERVED),
+            "security.encryption_enabled": Protection("records would be stored unencrypted", NOT_SERVED),
+            "auth.enabled": Protection("clients would not have to authenticate", NOT_SERVED),
             "auth.rbac_enabled": NOT_SERVED,
             "auth.allow_anonymous": NOT_SERVED,
             "auth.default_public": NOT_SERVED,

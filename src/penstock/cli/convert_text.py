@@ -16,7 +16,7 @@ _WHERE = re.compile(r"(file|path|dir)$", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _INT_BITS_MAX = 256
 """Python refuses to write numbers of more than some thousand digits."""
-HIDDEN = "not repeated"
+HIDDEN = "hidden"
 
 
 def one_line(text: str) -> str:

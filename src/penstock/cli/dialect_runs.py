@@ -54,13 +54,15 @@ class DialectReading:
 
     def _check(self, client: DialectClient, start: Start, group: str | None) -> None:
         if client.groups is Groups.MUST and group is None:
-            raise Misused(f"--dialect {self._name} reads in a group: give --group NAME")
+            raise Misused(f"--dialect {self._name} requires a consumer group: give --group NAME")
         if client.groups is Groups.NEVER and group is not None:
-            raise Misused(f"--group goes without --dialect {self._name}, which keeps no offsets")
+            raise Misused(f"--group cannot be combined with --dialect {self._name}, which does not store offsets")
         if client.groups is Groups.MUST and start != (From.BEGINNING, 0):
-            raise Misused(f"--from goes without --dialect {self._name}: the group says where it goes on")
+            raise Misused(
+                f"--from cannot be combined with --dialect {self._name}: reading continues at the group's offset"
+            )
         if start[0] not in (From.BEGINNING, From.OFFSET):
-            raise Misused(f"--from is beginning or an offset with --dialect {self._name}")
+            raise Misused(f"--from must be beginning or an offset with --dialect {self._name}")
 
     def _pass(self, client: DialectClient, found: Iterator[Found]) -> None:
         """Once to the end: written, then committed, then the next."""
@@ -84,7 +86,7 @@ class DialectDelivery:
 
     def __init__(self, name: DialectName, client: DialectClient, topic: str, partition: int | None) -> None:
         if partition is not None and not client.takes_partitions:
-            raise Misused(f"--partition goes without --dialect {name}: a record's key says where it goes")
+            raise Misused(f"--partition cannot be combined with --dialect {name}: the record key selects the partition")
         self._name = name
         self._client = client
         self._topic = topic
@@ -119,11 +121,11 @@ class DialectDelivery:
     def _checked(self, record: TextRecord) -> None:
         """ValueError for what the dialect cannot carry. A timestamp is not missed: the broker sets it there."""
         if record.headers:
-            raise ValueError(f"{self._name} carries no headers")
+            raise ValueError(f"{self._name} does not support headers")
         if record.key and not self._client.carries_keys:
-            raise ValueError(f"{self._name} carries no keys")
+            raise ValueError(f"{self._name} does not support keys")
         if record.value is None:
-            raise ValueError(f"{self._name} carries no null values")
+            raise ValueError(f"{self._name} does not support null values")
 
     def _send(self, records: list[Pair]) -> None:
         if not records:

@@ -26,7 +26,10 @@ class DialectName(enum.StrEnum):
 
 DialectOption = Annotated[
     DialectName | None,
-    typer.Option("--dialect", help="Speak this, not Kafka, to 127.0.0.1 at its own port or to --bootstrap HOST:PORT."),
+    typer.Option(
+        "--dialect",
+        help="Protocol to use instead of Kafka's. Connects to --bootstrap or to the dialect's port on 127.0.0.1.",
+    ),
 ]
 
 
@@ -53,7 +56,7 @@ def speaking(name: DialectName, address: str, timeout_s: float = TIMEOUT_S) -> I
             except client.failure as error:
                 raise Failed(f"{name} at {address}: {error}") from None
     except (struct.error, OverflowError) as error:
-        raise Misused(f"--dialect {name} has no room for one of the numbers: {error}") from None
+        raise Misused(f"a number is out of range for --dialect {name}: {error}") from None
     except TimeoutError:
         raise Failed(f"{name} at {address}: the broker does not answer") from None
     except OSError as error:

@@ -39,7 +39,7 @@ def checked_group(name: str) -> str:
             return name
     except UnicodeEncodeError:
         raise Misused(f"group name {name!r} is not UTF-8") from None
-    raise Misused("the group's name is empty")
+    raise Misused("group name is empty")
 
 
 def key_values(pairs: list[str], option: str) -> dict[str, str]:
@@ -48,6 +48,6 @@ def key_values(pairs: list[str], option: str) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise Misused(f"{option} {pair}: write it as KEY=VALUE")
+            raise Misused(f"{option} {pair}: expected KEY=VALUE")
         values[key] = value
     return values

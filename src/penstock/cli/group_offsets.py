@@ -50,7 +50,7 @@ class PartitionLag(NamedTuple):
 
 
 def list_groups(admin: AdminClient) -> list[ConsumerGroupListing]:
-    with failing_as("listing groups"):
+    with failing_as("cannot list groups"):
         found = admin.list_consumer_groups(request_timeout=TIMEOUT_S).result()
         for error in found.errors:
             raise error
@@ -104,11 +104,13 @@ def committed_offsets(admin: AdminClient, names: Iterable[str]) -> dict[str, dic
     }
     committed: dict[str, dict[Spot, int]] = {}
     for name, future in futures.items():
-        with failing_as(f"offsets of group {name}"):
+        with failing_as(f"cannot read offsets of group {name}"):
             places = future.result().topic_partitions
         for place in places:
             if place.error is not None:
-                with failing_as(f"offsets of group {name} in partition {place.partition} of topic {place.topic}"):
+                with failing_as(
+                    f"cannot read offsets of group {name} in partition {place.partition} of topic {place.topic}"
+                ):
                     raise place.error
         committed[name] = {(p.topic, p.partition): p.offset for p in places if p.offset >= 0}
     return committed

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 app = command_app("List, describe, reset and delete consumer groups.")
 
-Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
+Name = Annotated[str, typer.Argument(metavar="GROUP", help="Group name.")]
 
 
 @app.command("list")
 def list_(bootstrap: Bootstrap = BOOTSTRAP_DEFAULT, as_json: AsJson = False) -> None:
-    """List the groups with their members and lag."""
+    """List groups with their members and lag."""
     admin = admin_client(bootstrap)
     names = [str(listing.group_id) for listing in list_groups(admin)]
     groups = describe_groups(admin, names)
@@ -72,7 +72,7 @@ def list_(bootstrap: Bootstrap = BOOTSTRAP_DEFAULT, as_json: AsJson = False) -> 
 
 @app.command()
 def describe(name: Name, bootstrap: Bootstrap = BOOTSTRAP_DEFAULT, as_json: AsJson = False) -> None:
-    """Show a group's members, and the lag of each partition."""
+    """Show the members of a group and the lag of each partition."""
     checked_group(name)
     admin = admin_client(bootstrap)
     group = describe_group(admin, name)
@@ -140,33 +140,33 @@ def reset(
         typer.Option(
             "--to",
             metavar="WHERE",
-            help="earliest, latest, an offset, -N for the last N of each partition, or a time: 2026-01-31T12:00Z or "
-            "@MILLISECONDS.",
+            help="New offsets: earliest, latest, an offset, -N (last N of each partition), @MILLISECONDS or a time "
+            "(2026-01-31T12:00Z).",
         ),
     ] = None,
     shift: Annotated[
         int | None,
-        typer.Option("--shift", metavar="N", help="N records on, or back when negative, but not out of the log."),
+        typer.Option("--shift", metavar="N", help="Move by N offsets, back if negative, within the log."),
     ] = None,
     topic: Annotated[
         list[str] | None,
         typer.Option(
             "--topic",
             metavar="TOPIC[:PARTITION,...]",
-            help="Only there; several times. [default: every partition that the group committed in]",
+            help="Reset only this topic; repeatable. [default: every partition with a committed offset]",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be committed, and leave it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the new offsets without committing them.")] = False,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Commit other offsets for a group that nobody uses.
+    """Reset the committed offsets of a group without members.
 
-    Its members go on from there when they come back. With --topic the group need not be there yet.
+    Members continue from the new offsets when they rejoin. With --topic, the group does not have to exist.
     """
     checked_group(name)
     if (to is None) == (shift is None):
-        raise Misused("say where to reset to: --to WHERE or --shift N" + (", not both" if to is not None else ""))
+        raise Misused("--to WHERE or --shift N is required" if to is None else "--to cannot be combined with --shift")
     start = None if to is None else parse_start(to, "--to")
     chosen = [_parse_topic(text) for text in topic or []]
     admin = admin_client(bootstrap)
@@ -174,7 +174,7 @@ def reset(
     committed = committed_offsets(admin, [name])[name]
     spots = _spots(admin, chosen) if chosen else sorted(committed)
     if not spots:
-        raise Failed(f"group {name} committed no offsets: name the topics to reset with --topic")
+        raise Failed(f"group {name} has no committed offsets: give the topics to reset with --topic")
     there = bounds(admin, spots)
     if start is None:
         target = _shifted(name, committed, there, shift or 0)
@@ -206,7 +206,7 @@ def _parse_topic(text: str) -> tuple[str, list[int] | None]:
         return topic, None
     numbers = partitions.split(",")
     if not all(number.isascii() and number.isdecimal() for number in numbers):
-        raise Misused(f"--topic {text}: write it as TOPIC or TOPIC:PARTITION,PARTITION")
+        raise Misused(f"--topic {text}: expected TOPIC or TOPIC:PARTITION,PARTITION")
     return topic, [int(number) for number in numbers]
 
 
@@ -216,7 +216,7 @@ def _spots(admin: AdminClient, chosen: list[tuple[str, list[int] | None]]) -> li
         there = partitions_of(admin, topic)
         for partition in there if wanted is None else wanted:
             if partition not in there:
-                raise Failed(f"topic {topic} has no partition {partition}: there are {len(there)}")
+                raise Failed(f"topic {topic} has no partition {partition} (partitions: {len(there)})")
             spots.add((topic, partition))
     return sorted(spots)
 
@@ -226,7 +226,9 @@ def _shifted(name: str, committed: Mapping[Spot, int], there: Bounds, by: int) -
     for spot, end in there.end.items():
         if spot not in committed:
             topic, partition = spot
-            raise Failed(f"--shift: group {name} committed nothing in partition {partition} of topic {topic}; use --to")
+            raise Failed(
+                f"--shift: group {name} has no committed offset in partition {partition} of topic {topic}; use --to"
+            )
         target[spot] = min(max(committed[spot] + by, there.start[spot]), end)
     return target
 
@@ -250,11 +252,11 @@ def _commit(admin: AdminClient, name: str, target: Mapping[Spot, int]) -> None:
 
 @app.command()
 def delete(
-    names: Annotated[list[str], typer.Argument(metavar="GROUP...", help="The groups' names.")],
+    names: Annotated[list[str], typer.Argument(metavar="GROUP", help="Group names.")],
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Delete groups that have no members, with their offsets."""
+    """Delete groups without members, including their offsets."""
     wanted = list(dict.fromkeys(map(checked_group, names)))
     admin = admin_client(bootstrap)  # held: without it no answer comes
     report_deleted("group", admin.delete_consumer_groups(wanted, request_timeout=TIMEOUT_S), as_json=as_json)

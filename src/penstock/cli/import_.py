@@ -44,9 +44,9 @@ class EngineName(enum.StrEnum):
 @app.command(name="import")
 def import_(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="The other broker's data directory.")
+        Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Data directory of the other broker.")
     ],
-    origin: Annotated[From, typer.Option("--from", help="Whose directory it is.")],
+    origin: Annotated[From, typer.Option("--from", help="Broker that wrote the directory.")],
     bootstrap: Annotated[
         str | None,
         typer.Option(
@@ -54,44 +54,45 @@ def import_(
             "-b",
             "--to",
             metavar="HOST:PORT",
-            help="A running broker; records get new offsets. [default: PENSTOCK_BOOTSTRAP, or 127.0.0.1:9092]",
+            help="Import into a running broker; records get new offsets. [default: PENSTOCK_BOOTSTRAP, or 127.0.0.1:9092]",
         ),
     ] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option("--data-dir", metavar="DIR", help="A stopped broker's data directory; offsets stay as they are."),
+        typer.Option("--data-dir", metavar="DIR", help="Import into a stopped broker's data directory; keeps offsets."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read everything, write nothing, and report.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read everything and report, but write nothing.")] = False,
     topics: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="NAME", help="Only this topic; can be given again.")
+        list[str] | None, typer.Option("--topic", metavar="NAME", help="Import only this topic; repeatable.")
     ] = None,
     mapping: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="OLD=NEW[:PARTITION]", help="Rename a topic on import; may be repeated."),
+        typer.Option("--map", metavar="OLD=NEW[:PARTITION]", help="Rename a topic; repeatable."),
     ] = None,
     configs: Annotated[
         list[str] | None,
-        typer.Option("--config", metavar="KEY=VALUE", help="A config of the topics that are made; can be given again."),
+        typer.Option("--config", metavar="KEY=VALUE", help="Config for created topics; repeatable."),
     ] = None,
-    engine: Annotated[EngineName, typer.Option(help="Who reads: this process, or Spark, many at a time.")] = (
+    engine: Annotated[EngineName, typer.Option(help="Read in this process or in parallel on Spark.")] = (
         EngineName.local
     ),
     master: MasterOption = None,
     progress: Annotated[
         Path | None,
-        typer.Option("--progress", metavar="DIR", help="Where it is kept how far it came, until all is done."),
+        typer.Option("--progress", metavar="DIR", help="Directory for progress files; removed on success."),
     ] = None,
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Exit with 0 even if something could not be imported.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Import another broker's data directory, and read back what was written.
+    """Import another broker's data directory and verify the result.
 
-    Without --data-dir it goes to a running broker. A run that was interrupted goes on when it is started again with the
-    same words. Topics must be new or empty, and nothing in them expires unless --config says so.
+    Without --data-dir, records are written to a running broker. To resume an interrupted import, run the same command
+    again. Topics must be new or empty, and their records do not expire unless --config sets a retention.
 
-    Everything readable is imported. If anything is not, the exit code is 1, unless --accept-loss is given.
+    All readable records are imported. If anything could not be imported, the exit code is 1, unless --accept-loss is
+    given.
     """
     from penstock.client.kafka import KafkaError, KafkaSettings
     from penstock.imports.engine import ImportFailed
@@ -100,7 +101,7 @@ def import_(
     from penstock.imports.source import SourceError
 
     if bootstrap is not None and data_dir is not None:
-        raise Misused("--bootstrap is for a running broker, --data-dir for one that is stopped: give one of them")
+        raise Misused("--bootstrap (a running broker) cannot be combined with --data-dir (a stopped broker)")
     names, topic_configs = _mapping(mapping or []), key_values(configs or [], "--config")
     target = bootstrap or os.environ.get("PENSTOCK_BOOTSTRAP") or BOOTSTRAP_DEFAULT
     if data_dir is None and not dry_run:
@@ -118,7 +119,7 @@ def import_(
     except (SourceError, ProgressError, ImportFailed, KafkaError) as error:
         raise Failed(str(error)) from None
     except KeyboardInterrupt:
-        raise Interrupted("stopped before all was imported; the same command goes on from here") from None
+        raise Interrupted("stopped before the import was complete; run the same command again to resume") from None
     if as_json:
         print_json(report.as_dict())
     else:
@@ -135,7 +136,7 @@ def _loss(report: Report) -> str:
     if report.skipped.losses:
         parts.append(f"{report.skipped.losses:,} skipped")
     what = "not everything can be imported" if report.dry_run else "not everything was imported"
-    return f"{what}: {', '.join(parts)}; see the report; --accept-loss accepts it"
+    return f"{what}: {', '.join(parts)}; see the report, or accept the loss with --accept-loss"
 
 
 def _mapping(pairs: list[str]) -> dict[str, str]:
@@ -143,11 +144,11 @@ def _mapping(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         old, equals, new = pair.rpartition("=")
         if not equals:
-            raise Misused(f"--map {pair}: write it as OLD=NEW")
+            raise Misused(f"--map {pair}: expected OLD=NEW")
         topic, colon, number = new.partition(":")
         checked_topic(topic)
         if colon and not (number.isascii() and number.isdecimal() and int(number) < PARTITIONS_PER_TOPIC_MAX):
-            raise Misused(f"--map {pair}: {number} is not a partition; write it as OLD=NEW or OLD=NEW:PARTITION")
+            raise Misused(f"--map {pair}: {number} is not a partition; expected OLD=NEW or OLD=NEW:PARTITION")
         names[old] = new
     return names
 
@@ -162,7 +163,7 @@ def _broker_opener(data_dir: Path) -> OpenBroker:
                 yield broker.bootstrap
         except BrokerStartFailed as error:
             last = str(error).strip().splitlines()[-1]
-            raise Failed(f"no broker can use {data_dir}: {last.removeprefix('penstock: ')}") from None
+            raise Failed(f"cannot start a broker on {data_dir}: {last.removeprefix('penstock: ')}") from None
 
     return open_broker
 
@@ -184,7 +185,7 @@ def engine_of(name: EngineName, master: str | None, title: str = "penstock impor
         try:
             engine = stack.enter_context(spark_engine(master or LOCAL, title))
         except ImportError:
-            raise Failed("--engine spark needs Spark: pip install 'penstock-broker[spark]'") from None
+            raise Failed("--engine spark requires Spark: pip install 'penstock-broker[spark]'") from None
         except NoSpark as error:
             raise Failed(str(error)) from None
         yield engine
@@ -236,7 +237,7 @@ def _print(report: Report) -> None:
     for text in report.notes:
         note(text)
     if report.aborted_transactions:
-        note(f"{counted(report.aborted_transactions, 'transaction')} had no end and counts as aborted")
-    what = "would come over" if report.dry_run else "came over and were read back"
+        note(f"treated {counted(report.aborted_transactions, 'unfinished transaction')} as aborted")
+    what = "would be imported" if report.dry_run else "imported and verified"
     offsets = counted(report.committed_offsets, "committed offset")
     note(f"{counted(report.records, 'record')} and {offsets} {what}")

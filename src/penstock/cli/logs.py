@@ -28,25 +28,25 @@ from penstock.storage.segment_reader import (
     topics_that_compact,
 )
 
-app = command_app("Look into segment files, and check them.")
+app = command_app("Dump, verify and audit segment files.")
 app.command()(audit)
 
 Where = Annotated[
-    Path, typer.Argument(metavar="PATH", exists=True, help="A data directory, a partition's folder or a .log file.")
+    Path, typer.Argument(metavar="PATH", exists=True, help="Data directory, partition directory or .log file.")
 ]
 
 
 @app.command()
 def dump(
     path: Where,
-    records: Annotated[bool, typer.Option("--records", help="Print the records, one JSON object a line.")] = False,
-    from_offset: Annotated[int, typer.Option("--from-offset", min=0, help="Leave out batches below.")] = 0,
+    records: Annotated[bool, typer.Option("--records", help="Print records as JSON, one per line.")] = False,
+    from_offset: Annotated[int, typer.Option("--from-offset", min=0, help="Skip records below this offset.")] = 0,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Stop after so many batches or records.")
+        int | None, typer.Option("--count", "-n", min=1, help="Stop after this many batches or records.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the batches of segments, or their records."""
+    """Print the batches or the records of segments."""
     segments = _segments(path)
     if records:
         for line in islice(_records(segments, from_offset), count):
@@ -62,12 +62,13 @@ def dump(
 @app.command()
 def verify(
     path: Where,
-    deep: Annotated[bool, typer.Option("--deep", help="Unpack every batch and look at each record too.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Decompress every batch and check each record.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check every batch's length, CRC and offsets, and that the indexes fit. Exit code 1 if anything is wrong.
+    """Check the batches and indexes of segments.
 
-    The end of the last segment may be torn after a crash: the broker cuts it back when it starts.
+    Checks the length, CRC and offsets of every batch, and that the indexes match. Exit code 1 if anything is damaged.
+    After a crash, the last segment may end in an incomplete batch, which the broker truncates when it starts.
     """
     segments = _segments(path)
     dense = _dense_segments(segments)
@@ -76,18 +77,18 @@ def verify(
         if before is not None and before["partition"] == report["partition"]:
             if report["segment"] < before["next_offset"]:
                 report["problems"].append(
-                    f"begins at {report['segment']}, but the one before ends at {before['next_offset']}"
+                    f"starts at {report['segment']}, but the previous segment ends at {before['next_offset']}"
                 )
     wrong = sum(1 for report in reports if report["problems"])
     if as_json:
         print_json({"segments": reports, "damaged": wrong})
     else:
         print_table(
-            ("partition", "segment", "batches", "records", "bytes", "next offset", "verdict"),
-            [(*tuple(report.values())[:-1], "; ".join(report["problems"]) or "sound") for report in reports],
+            ("partition", "segment", "batches", "records", "bytes", "next offset", "result"),
+            [(*tuple(report.values())[:-1], "; ".join(report["problems"]) or "ok") for report in reports],
         )
     if wrong:
-        raise Failed(f"{wrong} of {len(reports)} segments are not sound")
+        raise Failed(f"{wrong} of {len(reports)} segments are damaged")
 
 
 def _segments(path: Path) -> list[Path]:
@@ -97,7 +98,7 @@ def _segments(path: Path) -> list[Path]:
         return [path]
     segments = list_segments(path) or [segment for folder in list_partitions(path) for segment in list_segments(folder)]
     if not segments:
-        raise Failed(f"there are no segments in {path}")
+        raise Failed(f"no segments in {path}")
     return segments
 
 
@@ -174,7 +175,7 @@ def _verified(segment: Path, *, deep: bool, dense: bool) -> dict[str, Any]:
         if dense and batch.base_offset != next_offset:
             problems.append(
                 f"at position {position}: offsets {next_offset} to {batch.base_offset - 1} are missing, "
-                "and the topic does not compact"
+                "but the topic is not compacted"
             )
         places.append((position, batch.base_offset, batch.last_offset))
         records += batch.count

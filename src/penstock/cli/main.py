@@ -24,7 +24,7 @@ def main() -> None:
         _say(error)
         sys.exit(2)
     except OverflowError as error:  # of a client library, about a number that an option gave it
-        _say(Misused(f"a number is too large: {error}"))
+        _say(Misused(f"number out of range: {error}"))
         sys.exit(Misused.exit_code)
     except KeyboardInterrupt:  # before a command could take care of it
         sys.exit(130)

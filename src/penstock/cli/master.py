@@ -10,7 +10,7 @@ from penstock.cli.failure import Misused
 
 MasterOption = Annotated[
     str | None,
-    typer.Option("--master", metavar="URL", help="Spark's master, with --engine spark. [default: local[*]]"),
+    typer.Option("--master", metavar="URL", help="Spark master for --engine spark. [default: local[*]]"),
 ]
 
 
@@ -19,7 +19,7 @@ def check_master(master: str | None, *, uses_spark: bool = True) -> None:
     if master is None:
         return
     if not uses_spark:
-        raise Misused("--master goes with --engine spark")
+        raise Misused("--master requires --engine spark")
     from penstock.spark.pipeline.reading import problem_with_master
 
     wrong = problem_with_master(master)

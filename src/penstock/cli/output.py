@@ -62,7 +62,7 @@ def all_written() -> Iterator[None]:
 
 def _output_failed(error: OSError) -> Failed:
     _discard_output()
-    return Failed(f"the output cannot be written: {error.strerror}")
+    return Failed(f"cannot write output: {error.strerror}")
 
 
 def _discard_output() -> None:

@@ -20,20 +20,20 @@ from penstock.spark.pipeline.problems import InvalidPipeline, PipelineFailed
 if TYPE_CHECKING:
     from penstock.spark.pipeline.declaration import AnyFlow, Pipeline
 
-app = command_app("Check, run and watch the flows that a file declares.")
+app = command_app("Validate, run and monitor pipelines declared in a YAML file.")
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Pipeline YAML file.")]
 Flows = Annotated[
     list[str] | None,
-    typer.Option("--flow", metavar="NAME", help="Only this flow, with its dead letters; may be given several times."),
+    typer.Option("--flow", metavar="NAME", help="Only this flow and its dead letters; repeatable."),
 ]
 
 
 @app.command()
 def validate(file: File, as_json: AsJson = False) -> None:
-    """Check a pipeline's file without starting Spark. Exit code 2 if anything is wrong with it.
+    """Check a pipeline file without starting Spark.
 
-    Every problem is named with its line. Topics and brokers are not asked for.
+    Reports every problem with its line. Does not contact brokers. Exit code 2 if the file is invalid.
     """
     _check_installed()
     from penstock.spark.pipeline.graph import unused
@@ -63,14 +63,14 @@ def run(
     file: File,
     flow: Flows = None,
     available_now: Annotated[
-        bool, typer.Option("--available-now", help="Do what there is to do now, then end, whatever the triggers say.")
+        bool, typer.Option("--available-now", help="Process the available data, then exit; overrides triggers.")
     ] = False,
-    master: Annotated[str | None, typer.Option("--master", help="Spark's master instead of the file's.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, also on a terminal.")] = False,
+    master: Annotated[str | None, typer.Option("--master", help="Spark master; overrides the file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines even on a terminal.")] = False,
 ) -> None:
-    """Run the flows until they are done, or until SIGTERM or Ctrl-C.
+    """Run the flows until they finish or are stopped.
 
-    A table of the flows on a terminal; in a pipe a JSON object a line for everything that happens.
+    SIGTERM and Ctrl-C stop them cleanly. Shows a live table on a terminal; otherwise prints one JSON object per event.
     """
     _check_installed()
     from penstock.cli.pipeline_view import JsonLines, LiveTable
@@ -104,9 +104,9 @@ def run(
 
 @app.command()
 def status(file: File, flow: Flows = None, as_json: AsJson = False) -> None:
-    """Show where each flow is: its last batch, and how many records it has still to read.
+    """Show the last batch and the lag of each flow.
 
-    Reads checkpoints and asks the broker; needs no Spark, and works while the pipeline runs.
+    Reads checkpoints and asks the broker. Does not need Spark, and works while the pipeline runs.
     """
     _check_installed()
     from penstock.cli.pipeline_view import status_json, status_rows
@@ -117,7 +117,7 @@ def status(file: File, flow: Flows = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"pipeline": pipeline.name, "flows": [status_json(one) for one in found]})
         return
-    print_table(("flow", "state", "batch", "at", "watermark", "lag"), status_rows(found))
+    print_table(("flow", "state", "batch", "batch time", "watermark", "lag"), status_rows(found))
     for one in found:
         for text in one.notes:
             note(f"penstock: flows.{one.flow}: {text}")
@@ -126,7 +126,7 @@ def status(file: File, flow: Flows = None, as_json: AsJson = False) -> None:
 def _check_installed() -> None:
     missing = [name for name in ("pyarrow", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
-        raise Failed(f"pipelines need {', '.join(missing)}: pip install 'penstock-broker[spark]'")
+        raise Failed(f"pipeline requires {', '.join(missing)}: pip install 'penstock-broker[spark]'")
 
 
 def _read(file: Path) -> Pipeline:

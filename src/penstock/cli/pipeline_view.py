@@ -87,7 +87,7 @@ class LiveTable:
         elif isinstance(event, FlowRestarting):
             row.state = f"restart {event.failures}"
             self._console.print(
-                f"{event.flow} failed, again in {event.wait_ms / 1000:g} s: {event.error}",
+                f"{event.flow} failed, restarting in {event.wait_ms / 1000:g} s: {event.error}",
                 markup=False,
                 highlight=False,
             )
@@ -107,7 +107,7 @@ class LiveTable:
             table.add_row(*(Text("null" if value is None else str(value)) for value in row.values()))
         self._console.print(table)
         if more:
-            self._console.print("and more")
+            self._console.print("more rows are not shown")
 
     def _table(self) -> Table:
         from rich import box
@@ -117,7 +117,7 @@ class LiveTable:
         table = Table(box=box.SIMPLE_HEAD, title=self._pipeline, title_justify="left")
         for head in ("flow", "state"):
             table.add_column(head, overflow="fold")
-        for head in ("batch", "rows", "rows/s", "lag", "took"):
+        for head in ("batch", "rows", "rows/s", "lag", "duration"):
             table.add_column(head, justify="right")
         for name, row in self._rows.items():
             cells = [Text(name), Text(row.state)]

@@ -69,41 +69,42 @@ class Compression(enum.StrEnum):
 @app.command()
 def produce(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to write to.")],
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file", "-f", metavar="FILE", exists=True, dir_okay=False, help="Read lines from there. [default: stdin]"
+            "--file", "-f", metavar="FILE", exists=True, dir_okay=False, help="Read lines from FILE. [default: stdin]"
         ),
     ] = None,
     format_: Annotated[
-        InputFormat | None, typer.Option("--format", help="What a line is. [default: value, with a separator keyvalue]")
+        InputFormat | None, typer.Option("--format", help="Format of a line. [default: value; with -K: keyvalue]")
     ] = None,
     key_separator: Annotated[
         str | None,
-        typer.Option("--key-separator", "-K", metavar="TEXT", help="What is between key and value. [default: ':']"),
+        typer.Option("--key-separator", "-K", metavar="TEXT", help="Separator between key and value. [default: ':']"),
     ] = None,
     header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="For every record; several times.")
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header for every record; repeatable."),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Only there. [default: by the key's hash]")
+        int | None, typer.Option(metavar="N", min=0, help="Write to this partition. [default: by hash of the key]")
     ] = None,
-    acks: Annotated[Acks, typer.Option(help="Who must have a record before it counts as delivered.")] = Acks.all,
-    compression: Annotated[Compression, typer.Option(help="How batches are compressed.")] = Compression.none,
+    acks: Annotated[Acks, typer.Option(help="Acknowledgements required from the broker.")] = Acks.all,
+    compression: Annotated[Compression, typer.Option(help="Compression of record batches.")] = Compression.none,
     timeout_s: Annotated[
         float,
         typer.Option(
-            "--timeout", metavar="SECONDS", min=0.1, max=_TIMEOUT_S_MAX, help="How long to try to deliver a record."
+            "--timeout", metavar="SECONDS", min=0.1, max=_TIMEOUT_S_MAX, help="Delivery timeout for a record."
         ),
     ] = 30.0,
     dialect: DialectOption = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
 ) -> None:
-    """Write records, one a line, to a topic.
+    """Write records to a topic, one per line.
 
-    JSON lines have the fields key, value, headers and timestamp, as `penstock consume --format json` writes them. Empty
-    lines are empty records; in JSON they are skipped.
+    JSON lines have the fields key, value, headers and timestamp, as `penstock consume --format json` prints them. Empty
+    lines are empty records; with --format json they are skipped.
     """
     checked_topic(topic)
     parser = LineParser(_parser(format_, key_separator), note)
@@ -117,12 +118,12 @@ def produce(
         else:
             for option in ("header", "acks", "compression"):
                 if given(context, option):
-                    raise Misused(f"--{option} goes without --dialect: {dialect} has no word for it")
+                    raise Misused(f"--{option} cannot be combined with --dialect: {dialect} does not support it")
             client = stack.enter_context(speaking(dialect, dialect_address(context, dialect, bootstrap), timeout_s))
             delivery = DialectDelivery(dialect, client, topic, partition)
         lines: BinaryIO = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
         if lines.isatty():
-            note("one record a line; Ctrl-D ends")
+            note("enter one record per line; Ctrl-D to finish")
         began = time.monotonic()
         try:
             with _progress(lines, file) as advance:
@@ -142,7 +143,7 @@ def _report(topic: str, delivery: Delivery | DialectDelivery, bad_lines: int, se
     for why, count in delivery.failed.items():
         note(f"{counted(count, 'record')} failed: {why}")
     if bad_lines:
-        note(f"{counted(bad_lines, 'line')} not sent: not what --format says")
+        note(f"{counted(bad_lines, 'invalid line')} not sent")
 
 
 def _producer(bootstrap: str, acks: Acks, compression: Compression, timeout_s: float) -> Producer:
@@ -167,9 +168,9 @@ def _parser(chosen: InputFormat | None, separator: str | None) -> Callable[[byte
     if chosen is None:
         chosen = InputFormat.value if separator is None else InputFormat.keyvalue
     if separator is not None and chosen is not InputFormat.keyvalue:
-        raise Misused(f"--key-separator goes with --format keyvalue, not {chosen.value}")
+        raise Misused(f"--key-separator requires --format keyvalue, not {chosen.value}")
     if separator == "":
-        raise Misused("--key-separator is empty")
+        raise Misused("--key-separator must not be empty")
     if chosen is InputFormat.json:
         return lambda line: parse_json(line) if line.strip() else None
     if chosen is InputFormat.keyvalue:
@@ -183,7 +184,7 @@ def _headers(written: list[str]) -> list[Header]:
     for header in written:
         name, equals, value = header.partition("=")
         if not equals or not name:
-            raise Misused(f"--header {header}: write it as NAME=VALUE")
+            raise Misused(f"--header {header}: expected NAME=VALUE")
         headers.append((name, value.encode()))
     return headers
 
@@ -203,7 +204,7 @@ class Delivery:
     ) -> None:
         there = partitions_for_writing(producer, topic)
         if partition is not None and partition not in there:
-            raise Failed(f"topic {topic} has no partition {partition}: there are {len(there)}")
+            raise Failed(f"topic {topic} has no partition {partition} (partitions: {len(there)})")
         self._producer = producer
         where: dict[str, Any] = {} if partition is None else {"partition": partition}
         self._produce = functools.partial(producer.produce, topic, on_delivery=self._note_failure, **where)
@@ -273,7 +274,7 @@ class Delivery:
 
     def _too_large(self) -> str:
         limit = self._request_bytes_max()
-        return f"larger than the broker's largest request (its config socket.request.max.bytes = {limit})"
+        return f"record exceeds the broker's socket.request.max.bytes ({limit})"
 
     def _note_failure(self, error: Any, message: Any) -> None:
         from confluent_kafka import KafkaError

@@ -93,7 +93,7 @@ class Reading:
             self._store,
         )
         if self._commit_failure is not None:
-            raise Failed(f"group {group}: what was read last may not be committed: {self._commit_failure}")
+            raise Failed(f"group {group}: the last offsets may not be committed: {self._commit_failure}")
 
     def _run(
         self, settings: dict[str, Any], begin: Callable[[Consumer], None], wrote: Callable[[Consumer], None]
@@ -184,7 +184,7 @@ class Reading:
         self._waiting = False
         self._open |= {place.partition for place in places} - self._read_to_the_end(consumer, places)
         if not places:
-            note(f"the group's other members read all of topic {self._topic}")
+            note(f"no partitions assigned: other members of the group read all of topic {self._topic}")
 
     def _read_to_the_end(self, consumer: Consumer, places: list[Any]) -> set[int]:
         """Partitions where the group is at the end or behind it: behind an open transaction no end is ever reported."""
@@ -195,7 +195,7 @@ class Reading:
         try:
             there = consumer.committed(places, timeout=TIMEOUT_S)
         except KafkaException as error:
-            raise Failed(f"topic {self._topic}: where the group is: {reason(error)}") from None
+            raise Failed(f"topic {self._topic}: cannot read the group's committed offsets: {reason(error)}") from None
         return {place.partition for place in there if place.offset >= self._end[place.partition]}
 
     def _revoked(self, _consumer: Consumer, places: list[Any]) -> None:

@@ -70,7 +70,7 @@ class LineParser:
 def parse_keyvalue(line: bytes, separator: bytes) -> TextRecord:
     key, found, value = line.partition(separator)
     if not found:
-        raise ValueError(f"there is no {separator.decode(errors='replace')!r} between key and value")
+        raise ValueError(f"no {separator.decode(errors='replace')!r} between key and value")
     return TextRecord(key, value)
 
 
@@ -80,13 +80,13 @@ def parse_json(line: bytes) -> TextRecord:
     except msgspec.DecodeError as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError("a JSON object is expected")
+        raise ValueError("expected a JSON object")
     unknown = sorted(content.keys() - _KNOWN)
     if unknown:
         raise ValueError(f"unknown field {unknown[0]!r}")
     timestamp = content.get("timestamp")
     if timestamp is not None and (not isinstance(timestamp, int) or isinstance(timestamp, bool) or timestamp < 0):
-        raise ValueError(f"timestamp {timestamp!r} is not in milliseconds")
+        raise ValueError(f"timestamp {timestamp!r} is not a number of milliseconds")
     return TextRecord(_field(content, "key"), _field(content, "value"), _headers(content.get("headers")), timestamp)
 
 
@@ -95,7 +95,7 @@ def _field(content: dict[str, Any], name: str) -> bytes | None:
     encoded = content.get(f"{name}_base64")
     if encoded is not None:
         if content.get(name) is not None:
-            raise ValueError(f"both {name} and {name}_base64")
+            raise ValueError(f"{name} and {name}_base64 cannot be combined")
         try:
             return base64.b64decode(encoded, validate=True)
         except (binascii.Error, TypeError, ValueError):
@@ -112,11 +112,11 @@ def _headers(written: Any) -> list[Header]:
     if isinstance(written, dict):
         return [(name, _field({"value": value}, "value")) for name, value in written.items()]
     if not isinstance(written, list):
-        raise ValueError("headers are a list of objects or one object")
+        raise ValueError("headers must be an object or a list of objects")
     headers: list[Header] = []
     for header in written:
         if not isinstance(header, dict) or not isinstance(header.get("name"), str):
-            raise ValueError('a header is {"name": ..., "value": ...}')
+            raise ValueError('a header must be {"name": ..., "value": ...}')
         headers.append((header["name"], _field(header, "value")))
     return headers
 

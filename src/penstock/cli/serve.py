@@ -12,13 +12,13 @@ from penstock.cli.serve_flags import ServeFlags
 
 app = command_app()
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="The YAML file.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML config file.")]
 DataDir = Annotated[
-    str | None, typer.Option("--data-dir", metavar="DIR", help="Where the logs are kept. [default: ./penstock-data]")
+    str | None, typer.Option("--data-dir", metavar="DIR", help="Data directory. [default: ./penstock-data]")
 ]
 Listen = Annotated[
     list[str] | None,
-    typer.Option("--listen", metavar="DIALECT=HOST:PORT", help="Listen there (only); may be given several times."),
+    typer.Option("--listen", metavar="DIALECT=HOST:PORT", help="Listen on this address only; repeatable."),
 ]
 
 
@@ -26,7 +26,7 @@ Listen = Annotated[
 def serve(config: ConfigFile = None, data_dir: DataDir = None, listen: Listen = None) -> None:
     """Run the broker in the foreground.
 
-    Prints `listening DIALECT HOST:PORT` for each listener when it is ready. SIGTERM and Ctrl-C stop it cleanly.
+    Prints `listening DIALECT HOST:PORT` for each listener when it is ready. SIGTERM and Ctrl-C stop the broker cleanly.
     """
     effective = ServeFlags(config, data_dir, listen).load()
     from penstock.server.main import run

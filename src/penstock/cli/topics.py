@@ -30,21 +30,21 @@ app = command_app("List, create, describe, alter and delete topics.")
 
 _URL_SAFE = str.maketrans("+/", "-_")
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="Topic name.")]
 ConfigPairs = Annotated[
-    list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A topic config; may be given several times.")
+    list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="Topic config; repeatable.")
 ]
 
 
 @app.command("list")
 def list_topics(
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
-    internal: Annotated[bool, typer.Option("--internal", help="Show the broker's own topics too.")] = False,
+    internal: Annotated[bool, typer.Option("--internal", help="Include the broker's internal topics.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the topics."""
+    """List topics."""
     admin = admin_client(bootstrap)
-    with failing_as("listing topics"):
+    with failing_as("cannot list topics"):
         found = admin.list_topics(timeout=TIMEOUT_S).topics
     rows = [(name, len(found[name].partitions)) for name in sorted(found) if internal or not is_internal(name)]
     if as_json:
@@ -56,9 +56,13 @@ def list_topics(
 @app.command()
 def create(
     name: Name,
-    partitions: Annotated[int | None, typer.Option(min=1, help="[default: the broker's num_partitions]")] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="Number of partitions. [default: num_partitions of the broker]")
+    ] = None,
     config: ConfigPairs = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Be content when it is there.")] = False,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Succeed if the topic already exists.")
+    ] = False,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -84,14 +88,14 @@ def create(
     if as_json:
         print_json({"name": name, "created": created, "partitions": len(partitions_of(admin, name))})
     else:
-        note(f"created topic {name}" if created else f"topic {name} was there")
+        note(f"created topic {name}" if created else f"topic {name} already exists")
 
 
 @app.command()
 def describe(
     name: Name,
     all_configs: Annotated[
-        bool, typer.Option("--all-configs", help="Show configs that are at their default too.")
+        bool, typer.Option("--all-configs", help="Include configs that have their default value.")
     ] = False,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     as_json: AsJson = False,
@@ -128,16 +132,16 @@ def describe(
 @app.command()
 def alter(
     name: Name,
-    partitions: Annotated[int | None, typer.Option(min=1, help="How many there shall be; never fewer.")] = None,
+    partitions: Annotated[int | None, typer.Option(min=1, help="New number of partitions; can only grow.")] = None,
     config: ConfigPairs = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option("--unset", metavar="KEY", help="Back to the default; may be given several times."),
+        typer.Option("--unset", metavar="KEY", help="Reset this config to its default; repeatable."),
     ] = None,
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Add partitions, set and unset configs."""
+    """Add partitions, and set or unset configs."""
     from confluent_kafka.admin import (
         AlterConfigOpType,
         ConfigEntry,
@@ -177,11 +181,11 @@ def alter(
 
 @app.command()
 def delete(
-    names: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics' names.")],
+    names: Annotated[list[str], typer.Argument(metavar="TOPIC", help="Topic names.")],
     bootstrap: Bootstrap = BOOTSTRAP_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Delete topics with all their records."""
+    """Delete topics and all their records."""
     wanted = list(dict.fromkeys(map(checked_topic, names)))
     admin = admin_client(bootstrap)  # held: without it no answer comes
     report_deleted("topic", admin.delete_topics(wanted, operation_timeout=TIMEOUT_S), as_json=as_json)
@@ -191,7 +195,7 @@ def _configs(admin: AdminClient, topic: str) -> list[ConfigEntry]:
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    with failing_as(f"configs of topic {topic}"):
+    with failing_as(f"cannot read configs of topic {topic}"):
         entries: dict[str, ConfigEntry] = admin.describe_configs([resource], request_timeout=TIMEOUT_S)[
             resource
         ].result()

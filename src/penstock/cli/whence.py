@@ -39,7 +39,7 @@ def parse_start(text: str, option: str = "--from") -> Start:
         moment = datetime.datetime.fromisoformat(text)
         return From.TIMESTAMP_MS, int((moment if moment.tzinfo else moment.astimezone()).timestamp() * 1000)
     raise Misused(
-        f"{option} {text} is not beginning, end, an offset, -N, @MILLISECONDS or a time like 2026-01-31T12:00Z"
+        f"{option} {text}: expected beginning, end, an offset, -N, @MILLISECONDS or a time like 2026-01-31T12:00Z"
     )
 
 
@@ -80,5 +80,7 @@ def resolve(admin: AdminClient, there: Bounds, start: Start, written: str) -> di
     for (topic, partition), end in there.end.items():
         first = there.start[topic, partition]
         if not first <= number <= end:
-            raise Failed(f"{written}: partition {partition} of topic {topic} has offsets {first} to {end}")
+            raise Failed(
+                f"{written} is out of range: partition {partition} of topic {topic} has offsets {first} to {end}"
+            )
     return dict.fromkeys(there.end, number)

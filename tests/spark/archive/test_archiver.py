@@ -418,7 +418,7 @@ def test_a_run_that_is_stopped_says_that_it_is_not_done_and_goes_on_later(topic:
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
     assert process.returncode == 130
-    assert rest.endswith("penstock: stopped before all was archived; the same command goes on from here\n")
+    assert rest.endswith("penstock: stopped before the archive was complete; run the same command again to resume\n")
     assert 0 < len(rows(tmp_path / "table")) < 1_800
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     assert rows(tmp_path / "table") == topic.rows()
@@ -427,10 +427,10 @@ def test_a_run_that_is_stopped_says_that_it_is_not_done_and_goes_on_later(topic:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--engine", "local", "--master", "local[2]"), "--master goes with --engine spark"),
+        (("--engine", "local", "--master", "local[2]"), "--master requires --engine spark"),
         (("--master", "nonsense"), "--master 'nonsense' is not local[N], spark://HOST:PORT, k8s://... or yarn"),
-        (("--catalog", "prod"), "--catalog, --catalog-option and --table go with --format iceberg"),
-        (("--table", "a.b", "--format", "delta"), "--catalog, --catalog-option and --table go with --format iceberg"),
+        (("--catalog", "prod"), "--catalog, --catalog-option and --table require --format iceberg"),
+        (("--table", "a.b", "--format", "delta"), "--catalog, --catalog-option and --table require --format iceberg"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(
