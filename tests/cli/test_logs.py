@@ -64,7 +64,7 @@ def test_verify_names_a_flipped_bit_and_fails(penstock: Run, data_dir: Path) -> 
     path.write_bytes(content)
     ended = penstock("logs", "verify", str(data_dir))
     assert ended.code == 1
-    assert "at position 0: the CRC does not fit the batch" in ended.text
+    assert "at position 0: the CRC does not match the batch" in ended.text
     assert ended.err == "penstock: 1 of 3 segments are damaged\n"
     dumped = penstock("logs", "dump", str(path))
     assert dumped.code == 1

@@ -174,7 +174,7 @@ class InProcessPeer:
             at += consumed
             if self.fatal is not None or not 0 < needed <= len(view) - at:
                 break
-            assert consumed, "the session took nothing of a whole frame"
+            assert consumed, "the session consumed nothing of a complete frame"
         self._rest = bytes(view[at:])
         buffer[:] = bytes(len(buffer))
         out = []

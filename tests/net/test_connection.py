@@ -158,7 +158,7 @@ def test_a_session_that_does_not_refuse_large_frames_is_helped(serve, lines):
     with server.connect() as client:
         client.send(frame(b"e" * 1_000)[:500])
         assert client.is_closed_by_peer()
-    assert "a frame of 1004 bytes is more than 1000" in lines()[0]
+    assert "a frame of 1004 bytes exceeds the limit of 1000" in lines()[0]
 
 
 def test_a_protocol_error_closes_after_the_answers_before_it(serve, lines):
@@ -193,7 +193,7 @@ def test_an_exception_in_a_session_closes_its_connection_and_is_logged_once(serv
         assert server.sessions[1].closings == 1
         assert server.sessions[1].abandoned == (0 if command == b"a" else 1)
     (line,) = lines()
-    assert "unexpected error in its session" in line
+    assert "unexpected error in the session" in line
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.exc_info is not None
     assert "on purpose" in str(record.exc_info[1])
@@ -237,7 +237,7 @@ def test_a_session_that_takes_nothing_of_a_whole_frame_is_stopped(serve, lines):
     with server.connect() as client:
         client.send(b"12345678")
         assert client.is_closed_by_peer()
-    assert "took nothing" in lines()[0]
+    assert "consumed nothing" in lines()[0]
 
 
 def test_lines_of_any_length_in_any_pieces_are_answered(serve):
@@ -260,7 +260,7 @@ def test_a_line_without_an_end_is_refused_at_the_bound(serve, lines):
     with server.connect() as client:
         client.send(b"x" * 60_000)
         assert client.is_closed_by_peer()
-    assert "bytes is more than 50000" in lines()[0]
+    assert "bytes exceeds the limit of 50000" in lines()[0]
 
 
 def test_a_session_may_cut_one_frame_a_call(serve):
@@ -277,7 +277,9 @@ def test_a_peer_that_closes_in_the_middle_of_a_frame_leaves_one_line(serve, line
         client.send(frame(b"e whole frame")[:7])
         server.until(lambda: server.listener.bytes_received == 7)
     server.until(lambda: not server.listener.connections)
-    assert [line.split("closed: ")[1] for line in lines()] == ["the peer closed after 7 bytes of a frame"]
+    assert [line.split("closed: ")[1] for line in lines()] == [
+        "the peer closed the connection after 7 bytes of a frame"
+    ]
     assert server.sessions[0].closings == 1
 
 

@@ -32,7 +32,7 @@ def test_a_half_sent_frame_is_closed_at_its_deadline(serve, lines):
         assert is_open(server)
         server.pass_ms(1)
         assert client.is_closed_by_peer()
-    assert [reason(line) for line in lines()] == ["a frame was not whole after 100 ms, with 10 of 104 bytes"]
+    assert [reason(line) for line in lines()] == ["incomplete frame after 100 ms: 10 of 104 bytes received"]
 
 
 @pytest.mark.parametrize("session", [FakeSession, LineSession])
@@ -49,7 +49,7 @@ def test_a_frame_that_drips_is_closed_though_it_is_never_silent(serve, lines, se
             server.pass_ms(10)
         assert client.is_closed_by_peer()
     assert 150 < 10 * sent <= 150 + SLACK_MS + 20
-    assert "was not whole after 150 ms" in reason(lines()[0])
+    assert "incomplete frame after 150 ms" in reason(lines()[0])
 
 
 def test_frames_that_each_keep_the_deadline_may_go_on_for_ever(serve):
@@ -102,8 +102,8 @@ def test_a_peer_that_takes_nothing_is_closed_at_the_write_deadline(serve, lines)
         server.until(lambda: any(connection._bytes_unsent() for connection in server.listener.connections))
         until(lambda: server.pass_ms(100) or not is_open(server))
     (line,) = lines()
-    assert reason(line).startswith("the peer took none of ")
-    assert reason(line).endswith(" waiting bytes for 200 ms")
+    assert reason(line).startswith("the peer read none of ")
+    assert reason(line).endswith(" pending bytes for 200 ms")
 
 
 def test_a_peer_that_takes_a_little_at_a_time_is_kept(serve):
@@ -143,9 +143,9 @@ PATIENT = Deadlines()
 SHORT_MS = 100
 LONG_MS = 400
 OVERDUE = {
-    "frame_deadline_ms": (frame(b"e" * 100)[:10], "a frame was not whole after {} ms, with 10 of 104 bytes"),
+    "frame_deadline_ms": (frame(b"e" * 100)[:10], "incomplete frame after {} ms: 10 of 104 bytes received"),
     "idle_deadline_ms": (b"", "idle for {} ms"),
-    "write_deadline_ms": (frame(struct.pack(">cQ", b"b", 30_000_000)), " waiting bytes for {} ms"),
+    "write_deadline_ms": (frame(struct.pack(">cQ", b"b", 30_000_000)), " pending bytes for {} ms"),
 }
 """What to send, and then to do nothing, to run into each deadline; and what is said of it."""
 
@@ -203,8 +203,8 @@ def test_a_deadline_of_one_kind_does_not_stand_in_for_another(serve, lines):
         reader.socket.close()
     said = sorted(reason(line) for line in lines())
     assert len(said) == 2
-    assert said[0] == "a frame was not whole after 700 ms, with 10 of 104 bytes"
-    assert said[1].endswith(" waiting bytes for 700 ms")
+    assert said[0] == "incomplete frame after 700 ms: 10 of 104 bytes received"
+    assert said[1].endswith(" pending bytes for 700 ms")
 
 
 def test_the_shortest_deadlines_there_are_still_serve_a_peer_that_keeps_them(serve, lines):

@@ -27,7 +27,7 @@ def test_connections_of_one_address_are_limited_with_one_line_for_many(serve, li
             assert refused.is_closed_by_peer()
     assert server.listener.connections_refused == 5
     assert len(lines()) == 1, "one line a second"
-    assert "refused: 127.0.0.1 has 3 connections, the most allowed for one address" in lines()[0]
+    assert "refused: the limit of 3 connections from 127.0.0.1 is reached" in lines()[0]
     clients.pop().socket.close()
     server.until(lambda: len(server.listener.connections) == 2)
     with server.connect() as client:
@@ -57,7 +57,7 @@ def test_connections_in_all_are_limited(serve, lines):
             client.read()
         with server.connect() as refused:
             assert refused.is_closed_by_peer()
-    assert "there are 2 connections, the most allowed" in lines()[0]
+    assert "the limit of 2 connections is reached" in lines()[0]
 
 
 def test_a_refused_connection_never_has_a_session(serve):

@@ -33,6 +33,6 @@ def test_a_rare_line_is_written_once_an_interval_and_counts_the_rest(caplog):
         line.write(now_ms, f"at {now_ms}")
     assert [record.getMessage() for record in caplog.records] == [
         "at 10000",
-        "at 11000 (and 2 more before it)",
+        "at 11000 (2 earlier messages suppressed)",
         "at 12500",
     ]

@@ -28,7 +28,7 @@ def test_uvloop_is_taken_in_silence_where_it_is_installed(log):
 
 def test_uvloop_switched_off_is_asyncio_and_says_so(log):
     assert loop_factory(False) is asyncio.new_event_loop
-    assert [record.getMessage() for record in log.records] == ["event loop: asyncio, uvloop is switched off"]
+    assert [record.getMessage() for record in log.records] == ["event loop: asyncio (uvloop is disabled)"]
 
 
 def test_uvloop_missing_is_asyncio_and_says_so(log, monkeypatch):
@@ -46,7 +46,7 @@ def test_sendfile_is_taken_in_silence_where_it_is(log):
 
 def test_sendfile_switched_off_says_so(log):
     assert sendfile_function(False) is None
-    assert "sendfile is switched off" in log.records[0].getMessage()
+    assert "sendfile is disabled" in log.records[0].getMessage()
 
 
 def test_sendfile_missing_says_so(log, monkeypatch):

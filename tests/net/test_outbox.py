@@ -316,7 +316,7 @@ def test_a_bad_sector_closes_that_connection_with_one_line(serve_file, lines, mo
         other.send(frame(b"e nobody else"))
         assert other.read() == b"e nobody else"
     (line,) = lines()
-    assert "reading a log file failed: Input/output error" in line
+    assert "cannot read a log file: Input/output error" in line
 
 
 def test_a_peer_that_vanishes_in_the_middle_of_a_range_leaves_one_line(serve_file, lines):

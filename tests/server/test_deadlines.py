@@ -130,7 +130,7 @@ def test_a_half_frame_is_given_up_by_the_strict_listener_and_awaited_by_the_pati
     request = consume()
     for peer in (patient, strict):
         peer.sendall(request[:7])
-    said = f"a frame was not whole after {STRICT_MS} ms, with 7 of {len(request)} bytes"
+    said = f"incomplete frame after {STRICT_MS} ms: 7 of {len(request)} bytes received"
     assert why_closed(running, strict) == said
     assert not is_closed(running, patient)
     patient.sendall(request[7:])
@@ -157,8 +157,8 @@ def test_a_slow_reader_is_cut_off_by_the_strict_listener_and_awaited_by_the_pati
     for peer in (patient, strict):
         peer.sendall(consume() * CONSUMES)
     said = why_closed(running, strict)
-    assert said.startswith("the peer took none of ")
-    assert said.endswith(f" waiting bytes for {STRICT_MS} ms")
+    assert said.startswith("the peer read none of ")
+    assert said.endswith(f" pending bytes for {STRICT_MS} ms")
     assert not is_closed(running, patient)
     assert exactly(patient, ANSWER_BYTES * CONSUMES) == ANSWER_BYTES * CONSUMES
 

@@ -52,7 +52,7 @@ def test_more_partitions_than_descriptors_are_all_written(broker: Broker) -> Non
         peer.ask(CREATE_TOPICS, 4, create_topics("many", PARTITIONS))
     for _ in range(2):
         assert produce_to_all(broker, "many") == [0] * PARTITIONS
-    assert f"the limit of open files is {LIMIT}" in broker.log
+    assert f"the open file limit is {LIMIT}" in broker.log
 
 
 def test_more_connections_than_descriptors_leave_partitions_writable(broker: Broker) -> None:
@@ -80,7 +80,7 @@ def test_a_low_soft_limit_is_raised() -> None:
                 if line.startswith("Max open files")
             )
             assert int(limit_line.split()[3]) == 64 + 1_500 + limits.DESCRIPTORS_RESERVED
-            assert "the limit of open files" not in broker.log
+            assert "the open file limit" not in broker.log
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -63,4 +63,4 @@ def test_connection_above_the_limit_is_closed_at_once(broker: Broker) -> None:
             assert refused.read(1) == b""
         for peer in peers:
             peer.ask(API_VERSIONS, 0, api_versions())
-    assert f"there are {CONNECTIONS_MAX} connections, the most allowed" in broker.log
+    assert f"the limit of {CONNECTIONS_MAX} connections is reached" in broker.log

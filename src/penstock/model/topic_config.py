@@ -102,9 +102,9 @@ def _number(at_least: int, at_most: int, bits_max: int) -> Callable[[str], int]:
         try:
             value = int(text.strip())
         except ValueError:
-            raise ValueError("is not a whole number") from None
+            raise ValueError("is not an integer") from None
         if not -bits_max - 1 <= value <= bits_max:
-            raise ValueError(f"does not fit into {32 if bits_max == _INT_MAX else 64} bits")
+            raise ValueError(f"exceeds {32 if bits_max == _INT_MAX else 64} bits")
         if value < at_least:
             raise ValueError(f"is less than {at_least}")
         if value > at_most:
@@ -178,170 +178,172 @@ _KEYS = (
         KeyType.LIST,
         "delete",
         _cleanup_policy,
-        "What becomes of old segments: delete, compact (the last record of each key stays), or both.",
+        "Cleanup of old segments: delete, compact (keeps the last record of each key), or both.",
     ),
     Key(
         "compression.type",
         KeyType.STRING,
         "producer",
         _only(
-            "producer", _one_of(*_COMPRESSION_TYPES), "is not producer: batches are stored as the producer sent them"
+            "producer",
+            _one_of(*_COMPRESSION_TYPES),
+            "is not supported: batches are stored as the producer sent them; use producer",
         ),
-        "Batches are stored as they came: only producer is taken.",
+        "Only producer is supported: batches are stored as received.",
     ),
     Key(
         "delete.retention.ms",
         KeyType.LONG,
         str(_DAY_MS),
         _long(0),
-        "How long a delete marker (null value) stays in a compacted topic.",
+        "Time that a delete marker (null value) is kept in a compacted topic.",
     ),
     Key(
         "file.delete.delay.ms",
         KeyType.LONG,
         str(_MINUTE_MS),
         _long(0),
-        "How long a segment's files stay on disk after the segment was deleted.",
+        "Time before the files of a deleted segment are removed from disk.",
     ),
     Key(
         "flush.messages",
         KeyType.LONG,
         str(LONG_MAX),
         _long(1),
-        "Flush at the latest after so many records.",
+        "Flush after at most this many records.",
     ),
     Key(
         "flush.ms",
         KeyType.LONG,
         str(LONG_MAX),
         _long(0),
-        "Flush at the latest so long after an append.",
+        "Flush no later than this after an append.",
     ),
     Key(
         "index.interval.bytes",
         KeyType.INT,
         "4096",
         _int(0),
-        "Bytes of log between two index entries.",
+        "Bytes of log between index entries.",
     ),
     Key(
         "max.compaction.lag.ms",
         KeyType.LONG,
         str(LONG_MAX),
         _long(1),
-        "The longest time that a record stays uncompacted.",
+        "Maximum time before a record is compacted.",
     ),
     Key(
         "max.message.bytes",
         KeyType.INT,
         "1048588",
         _int(0),
-        "The largest batch that is taken, as it comes (compressed).",
+        "Maximum batch size as received (compressed).",
     ),
     Key(
         "message.timestamp.after.max.ms",
         KeyType.LONG,
         str(_HOUR_MS),
         _long(0),
-        "How far a record's timestamp may be ahead of the broker's clock (CreateTime only).",
+        "Maximum time that a record's timestamp may be ahead of the broker's clock (CreateTime only).",
     ),
     Key(
         "message.timestamp.before.max.ms",
         KeyType.LONG,
         str(LONG_MAX),
         _long(0),
-        "How far a record's timestamp may be behind the broker's clock (CreateTime only).",
+        "Maximum time that a record's timestamp may be behind the broker's clock (CreateTime only).",
     ),
     Key(
         "message.timestamp.type",
         KeyType.STRING,
         "CreateTime",
         _one_of("CreateTime", "LogAppendTime"),
-        "Whose time a record carries: the producer's, or the broker's at the append.",
+        "Source of record timestamps: CreateTime (the producer) or LogAppendTime (the broker).",
     ),
     Key(
         "min.cleanable.dirty.ratio",
         KeyType.DOUBLE,
         "0.5",
         _ratio,
-        "The uncompacted share of a log from which it is compacted.",
+        "Uncompacted share of a log at which compaction starts.",
     ),
     Key(
         "min.compaction.lag.ms",
         KeyType.LONG,
         "0",
         _long(0),
-        "The shortest time that a record stays uncompacted.",
+        "Minimum time before a record is compacted.",
     ),
     Key(
         "min.insync.replicas",
         KeyType.INT,
         "1",
-        _only(1, _int(1), "is more than 1, and there is one broker: no produce with acks=all could succeed"),
-        "There is one broker: only 1 is taken.",
+        _only(1, _int(1), "exceeds 1: with a single broker, no produce with acks=all could succeed"),
+        "Only 1 is supported: there is a single broker.",
     ),
     Key(
         "penstock.flush",
         KeyType.STRING,
         None,
         _one_of(*FLUSH_POLICIES),
-        "The flush policy of this topic (acks, always, interval, os); unset: the broker's storage.flush.",
+        "Flush policy of the topic (acks, always, interval, os); unset: the broker's storage.flush.",
     ),
     Key(
         "preallocate",
         KeyType.BOOLEAN,
         "false",
-        _only(False, _boolean, "is not false: segments grow as they are written"),
-        "Segments grow as they are written: only false is taken.",
+        _only(False, _boolean, "is not supported: segments grow as they are written; use false"),
+        "Only false is supported: segments grow as they are written.",
     ),
     Key(
         "retention.bytes",
         KeyType.LONG,
         "-1",
         _long(-1),
-        "Old segments go while a partition is larger than this; -1: no bound.",
+        "Delete old segments while a partition is larger than this; -1: no limit.",
     ),
     Key(
         "retention.ms",
         KeyType.LONG,
         str(7 * _DAY_MS),
         _long(-1),
-        "Segments whose newest record is older go; -1: no bound.",
+        "Delete segments whose newest record is older than this; -1: no limit.",
     ),
     Key(
         "segment.bytes",
         KeyType.INT,
         str(1024**3),
         _int(14),
-        "A segment that would grow past this is closed and a new one begun.",
+        "Maximum segment size; a segment that would exceed it is closed and a new one is started.",
     ),
     Key(
         "segment.index.bytes",
         KeyType.INT,
         str(10 * 1024**2),
         _int(4),
-        "A segment whose index would grow past this is closed and a new one begun.",
+        "Maximum index size; a segment whose index would exceed it is closed and a new one is started.",
     ),
     Key(
         "segment.jitter.ms",
         KeyType.LONG,
         "0",
         _long(0),
-        "Up to so much is taken off segment.ms at random, so that segments do not all roll at once.",
+        "Maximum random reduction of segment.ms, so that segments do not all roll at the same time.",
     ),
     Key(
         "segment.ms",
         KeyType.LONG,
         str(7 * _DAY_MS),
         _long(1),
-        "A segment older than this is closed at the next append.",
+        "Maximum segment age; an older segment is closed at the next append.",
     ),
     Key(
         "unclean.leader.election.enable",
         KeyType.BOOLEAN,
         "false",
-        _only(False, _boolean, "is not false: there is one broker, so there is no election"),
-        "There is one broker, so no election: only false is taken.",
+        _only(False, _boolean, "is not supported: a single broker has no leader election; use false"),
+        "Only false is supported: a single broker has no leader election.",
     ),
 )
 
@@ -356,7 +358,7 @@ def parse(overrides: Mapping[str, str], defaults: Mapping[str, str]) -> TopicCon
     """
     for name in overrides.keys() | defaults.keys():
         if name not in KEYS:
-            raise BrokerError(Fault.INVALID_CONFIG, f"{name} is not a topic config here{nearest(name, KEYS)}")
+            raise BrokerError(Fault.INVALID_CONFIG, f"unknown topic config {name}{nearest(name, KEYS)}")
     values: dict[str, Any] = {}
     for key in KEYS.values():
         text = overrides.get(key.name, defaults.get(key.name, key.default))

@@ -81,7 +81,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
         try:
             self._session = self._listener.session_factory(self.peer)
         except Exception:  # noqa: BLE001 - logged with its traceback
-            self._tell(logging.ERROR, "no session could be made", exc_info=True)
+            self._tell(logging.ERROR, "cannot create a session", exc_info=True)
             self._listener.forget(self)
             self._transport.abort()
             return
@@ -139,7 +139,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
 
     def _tell_of_half_frame(self) -> None:
         if self._half.filled:
-            self._tell(logging.DEBUG, f"the peer closed after {self._half.filled} bytes of a frame")
+            self._tell(logging.DEBUG, f"the peer closed the connection after {self._half.filled} bytes of a frame")
 
     def pause_writing(self) -> None:
         self.stalled = True
@@ -156,11 +156,11 @@ class Connection(Exchange, asyncio.BufferedProtocol):
             because = "" if exc is None else f": {getattr(exc, 'strerror', None) or exc}"
             unsent = self._bytes_unsent()
             if unsent:
-                self._tell(logging.DEBUG, f"the peer vanished with {unsent} bytes of answers unsent{because}")
+                self._tell(logging.DEBUG, f"connection lost with {unsent} bytes of responses unsent{because}")
             elif self._half.filled:
-                self._tell(logging.DEBUG, f"the peer vanished after {self._half.filled} bytes of a frame{because}")
+                self._tell(logging.DEBUG, f"connection lost after {self._half.filled} bytes of a frame{because}")
             elif exc is not None:
-                self._tell(logging.DEBUG, f"the connection was lost{because}")
+                self._tell(logging.DEBUG, f"connection lost{because}")
             self._orphan()
             self._release()
         self._listener.forget(self)
@@ -215,14 +215,14 @@ class Connection(Exchange, asyncio.BufferedProtocol):
         if self._ending:
             if now_ms - self._ending_since_ms > settings.stop_grace_ms + slack_ms:
                 level = logging.INFO if unsent else logging.DEBUG
-                self._close("its last answers did not leave in time", level)
+                self._close("timed out sending the last responses", level)
             return
         if unsent:
             if unsent != self._stalled_bytes or (outbox is not None and outbox.waits_for_disk):
                 self._stalled_bytes = unsent
                 self._stalled_since_ms = now_ms
             elif now_ms - self._stalled_since_ms > deadlines.write_deadline_ms:
-                self._close(f"the peer took none of {unsent} waiting bytes for {deadlines.write_deadline_ms} ms")
+                self._close(f"the peer read none of {unsent} pending bytes for {deadlines.write_deadline_ms} ms")
                 return
         else:
             self._stalled_bytes = 0
@@ -237,7 +237,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
                 half.since_ms = now_ms
             elif now_ms - half.since_ms > deadlines.frame_deadline_ms + slack_ms:
                 got = f"{half.filled} of {half.needed}" if half.needed else f"{half.filled}"
-                self._close(f"a frame was not whole after {deadlines.frame_deadline_ms} ms, with {got} bytes")
+                self._close(f"incomplete frame after {deadlines.frame_deadline_ms} ms: {got} bytes received")
             return
         if half.buffer is not None:
             half.drop()
@@ -260,7 +260,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
         if peer_gone:
             self._orphan()
             self._close(
-                f"the peer vanished with {self._bytes_unsent()} bytes of answers unsent: {reason}", logging.DEBUG
+                f"connection lost with {self._bytes_unsent()} bytes of responses unsent: {reason}", logging.DEBUG
             )
         else:
             self._close(reason, logging.ERROR)
@@ -297,7 +297,7 @@ class Connection(Exchange, asyncio.BufferedProtocol):
         """The session is wrong, not the peer. Without a reason, the exception under way is it."""
         if self._closed:
             return
-        self._tell(logging.ERROR, reason or "unexpected error in its session", exc_info=reason is None)
+        self._tell(logging.ERROR, reason or "unexpected error in the session", exc_info=reason is None)
         self._close(None)
 
     def _close(self, reason: str | None, level: int = logging.WARNING) -> None:

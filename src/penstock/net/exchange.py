@@ -183,7 +183,7 @@ class Exchange(ABC):
                 break
             if 0 < needed <= rest:
                 if not consumed:
-                    self._crash("the session took nothing of a whole frame")
+                    self._crash("the session consumed nothing of a complete frame")
                     return
                 if self._backlog is None and not self._is_full():
                     if not self._network.pace.is_late():
@@ -191,7 +191,9 @@ class Exchange(ABC):
                     self._go_on_soon()
             frame_bytes = max(needed, rest)
             if frame_bytes > self._network.settings.frame_bytes_max:
-                self._end(f"a frame of {frame_bytes} bytes is more than {self._network.settings.frame_bytes_max}")
+                self._end(
+                    f"a frame of {frame_bytes} bytes exceeds the limit of {self._network.settings.frame_bytes_max}"
+                )
                 return
             half.keep(view, start, needed, self._network.now_ms)
             break

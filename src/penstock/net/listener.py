@@ -78,7 +78,7 @@ class Listener:
                 return await listen(str(address[0]), 0)
             except OSError as error:
                 failure = failure or error
-        raise failure or OSError(f"{self.host} has no address")
+        raise failure or OSError(f"host {self.host} has no address")
 
     def _connection(self) -> Connection:
         return Connection(self)
@@ -108,9 +108,9 @@ class Listener:
         if self._stopping:
             reason = "the listener is stopping"
         elif network.connections >= settings.connections_max:
-            reason = f"there are {network.connections} connections, the most allowed"
+            reason = f"the limit of {network.connections} connections is reached"
         elif of_host >= settings.connections_per_ip_max:
-            reason = f"{host} has {of_host} connections, the most allowed for one address"
+            reason = f"the limit of {of_host} connections from {host} is reached"
         if reason is not None:
             self.connections_refused += 1
             peer = endpoint(host, connection.peer.port)

@@ -33,7 +33,7 @@ class RareLine:
         if now_ms < self._next_ms:
             self._left_out += 1
             return
-        more = f" (and {self._left_out} more before it)" if self._left_out else ""
+        more = f" ({self._left_out} earlier messages suppressed)" if self._left_out else ""
         self._logger.warning("%s%s", printable(text), more)
         self._next_ms = now_ms + self._interval_ms
         self._left_out = 0

@@ -46,7 +46,9 @@ class Network:
         self.resident: Resident
         self.resident, how = residency()
         if how == "none":
-            logger.warning("fetch: this system cannot tell what is in its page cache; cold reads may delay others")
+            logger.warning(
+                "fetch: the page cache cannot be queried on this system; disk reads may delay other requests"
+            )
         self.readers = ThreadPoolExecutor(self.settings.reader_threads, thread_name_prefix="penstock-cold-read")
         self.connections = 0
         self.connections_by_ip: dict[str, int] = {}

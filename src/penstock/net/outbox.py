@@ -126,7 +126,7 @@ class Outbox:
             peer_gone = error.errno in _PEER_GONE
             text = f"{error.strerror or error}"
             if not peer_gone:
-                text = f"reading a log file failed: {text} ({self._place()})"
+                text = f"cannot read a log file: {text} ({self._place()})"
             self._fail(text, peer_gone)
         if self._waits_for == _SOCKET and not self._watching and not self._closed:
             self._network.loop.add_writer(self._descriptor().fileno(), self._go_on)
@@ -300,7 +300,7 @@ class Outbox:
         self._waits_for = _NOTHING
         if error is not None:
             text = getattr(error, "strerror", None) or error
-            self._fail(f"reading a log file failed: {text} ({self._place()})", False)
+            self._fail(f"cannot read a log file: {text} ({self._place()})", False)
             return
         self._send_read(future.result(), self._disk_bytes)
         self.pump()
@@ -308,7 +308,7 @@ class Outbox:
             self._owner.answers_moved()
 
     def _fail_short(self) -> None:
-        text = f"a log file ends {self._range_left} bytes before the range that was promised"
+        text = f"a log file ends {self._range_left} bytes before the end of the range to send"
         self._fail(f"{text} ({self._place()})", False)
 
     def _place(self) -> str:

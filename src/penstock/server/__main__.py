@@ -16,11 +16,13 @@ from penstock.server.main import EXIT_UNUSABLE, run
 def main() -> int:
     leave_out_test_tools()
     parser = argparse.ArgumentParser(prog="python -m penstock.server", description="Run the broker in the foreground.")
-    parser.add_argument("--config", type=Path, help="YAML file")
-    parser.add_argument("--data-dir", type=Path, help="where the logs are kept")
-    parser.add_argument("--listen", action="append", metavar="DIALECT=HOST:PORT", help="may be given several times")
+    parser.add_argument("--config", type=Path, help="YAML config file")
+    parser.add_argument("--data-dir", type=Path, help="data directory")
+    parser.add_argument(
+        "--listen", action="append", metavar="DIALECT=HOST:PORT", help="address to listen on; repeatable"
+    )
     parser.add_argument("--stop-on-eof", action="store_true", help="stop when standard input is closed")
-    parser.add_argument("--share-ports", action="store_true", help="let the parent process bind the ports too")
+    parser.add_argument("--share-ports", action="store_true", help="let the parent process hold the ports too")
     arguments = parser.parse_args()
     flags: dict[str, object] = {}
     if arguments.data_dir is not None:

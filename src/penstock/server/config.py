@@ -165,7 +165,7 @@ class _Found:
         for flag in flags:
             dialect, equals, where = flag.partition("=")
             if not equals:
-                raise StartError(f"--listen {flag}: write it as DIALECT=HOST:PORT, such as kafka=127.0.0.1:9092")
+                raise StartError(f"--listen {flag}: expected DIALECT=HOST:PORT, such as kafka=127.0.0.1:9092")
             by_dialect.setdefault(dialect, []).append(where)
         for dialect, written in by_dialect.items():
             self._set_listeners(dialect, written, FLAG)
@@ -188,7 +188,7 @@ class _Found:
 
     def _set_listeners(self, dialect: Any, written: Any, origin: str) -> None:
         if dialect not in DIALECTS:
-            raise StartError(f"{origin}: unknown dialect {dialect}; this broker serves {', '.join(DIALECTS)}")
+            raise StartError(f"{origin}: unknown dialect {dialect}; expected one of {', '.join(DIALECTS)}")
         name = f"listeners.{dialect}"
         parts = written if isinstance(written, list) else [written]
         if not parts:
@@ -196,7 +196,7 @@ class _Found:
         self._listeners[dialect] = tuple(_listener(name, part, origin) for part in parts)
         for field in _NOT_FOR_KAFKA if dialect == "kafka" else ():
             if any(getattr(listener, field) is not None for listener in self._listeners[dialect]):
-                raise StartError(f"{origin}: {name}.{field} is not for kafka: its producers say it themselves")
+                raise StartError(f"{origin}: {name}.{field} is not supported for kafka: producers set it themselves")
         self._origins[name] = origin
 
     def _set_topic_default(self, name: Any, value: Any, origin: str) -> None:
@@ -206,7 +206,7 @@ class _Found:
         elif isinstance(value, list):
             value = ",".join(str(part) for part in value)
         elif not isinstance(value, (str, int, float)):
-            raise StartError(f"{origin}: {key} must be a plain value, not {value!r}")
+            raise StartError(f"{origin}: {key} must be a single value, not {value!r}")
         try:
             topic_config.parse({str(name): str(value)}, {})
         except BrokerError as error:
@@ -247,14 +247,14 @@ def _check_together(config: Config) -> None:
         )
     if groups.consumer_session_timeout_ms <= groups.consumer_heartbeat_interval_ms:
         raise StartError(
-            f"groups.consumer_session_timeout_ms = {groups.consumer_session_timeout_ms} is not more than "
-            f"groups.consumer_heartbeat_interval_ms = {groups.consumer_heartbeat_interval_ms}: every member would be out"
+            f"groups.consumer_session_timeout_ms = {groups.consumer_session_timeout_ms} is not greater than "
+            f"groups.consumer_heartbeat_interval_ms = {groups.consumer_heartbeat_interval_ms}: every member would time out"
         )
     taken: set[tuple[str, int]] = set()
     for listeners in config.listeners.values():
         for listener in listeners:
             if listener.port and (listener.host, listener.port) in taken:
-                raise StartError(f"listeners: {address(listener.host, listener.port)} is given twice")
+                raise StartError(f"listeners: duplicate address {address(listener.host, listener.port)}")
             taken.add((listener.host, listener.port))
 
 
@@ -267,7 +267,7 @@ def _convert(key: ConfigKey, value: Any, origin: str, *, strict: bool) -> Any:
     try:
         return msgspec.convert(value, key.type, strict=strict)
     except msgspec.ValidationError:
-        raise StartError(f"{origin}: {key.name} = {value!r} is not what it takes ({key.takes})") from None
+        raise StartError(f"{origin}: {key.name} = {value!r} is invalid (expected: {key.takes})") from None
 
 
 _NOT_FOR_KAFKA = ("acks", "creates_topics", "partitions")
@@ -277,14 +277,14 @@ def _listener(name: str, written: Any, origin: str) -> Listener:
     if isinstance(written, str):
         return _parse_address(name, written.strip(), origin)
     if not isinstance(written, dict):
-        raise StartError(f"{origin}: {name} = {written!r}: write HOST:PORT, or a mapping with host and port")
+        raise StartError(f"{origin}: {name} = {written!r}: expected HOST:PORT or a mapping with host and port")
     fields = Listener.__struct_fields__
     for field in written:
         if field not in fields:
             raise StartError(f"{origin}: unknown key {name}.{field}{nearest(str(field), fields)}")
     if written.get("acks") == "none":
         raise StartError(
-            f"{origin}: {name}.acks = none is not supported: records are written before they are answered; "
+            f"{origin}: {name}.acks = none is not supported: records are written before they are acknowledged; "
             "use leader, with storage.flush: os to leave flushing to the operating system"
         )
     try:
@@ -324,4 +324,4 @@ def _refuse_variable(variable: str, known: list[str]) -> None:
     near = difflib.get_close_matches(variable.removeprefix(ENV_PREFIX), names, n=1, cutoff=cutoff)
     if "__" in variable or near:
         hint = f"; did you mean {ENV_PREFIX}{near[0]}?" if near else ""
-        raise StartError(f"environment: {variable} sets no known key{hint}")
+        raise StartError(f"environment: {variable} matches no key{hint}")

@@ -28,9 +28,9 @@ _INTRO = """\
 
 <!-- Written by `make docs` from src/penstock/server/config_schema.py and src/penstock/model/topic_config.py. -->
 
-A value comes from the last of these that names it: the default, the YAML file given with `--config`, the environment,
-the command line. `penstock config` prints every effective value and where it came from. A key that is not listed here
-is an error, and so is a value that would not be honoured.
+Penstock takes each value from the last of these sources that sets it: the default, the YAML file given with `--config`, the
+environment, the command line. `penstock config` prints every effective value and its source. Unknown keys and invalid values
+are errors.
 
 ```yaml
 data_dir: /var/lib/penstock
@@ -50,30 +50,30 @@ topic_defaults:
   retention.ms: 86400000
 ```
 
-In the environment a key is `PENSTOCK_SECTION__KEY`, with two underscores between section and key.
+The environment variable of a key is `PENSTOCK_SECTION__KEY`, with two underscores between section and key.
 """
 
 _LISTENERS = """\
-A mapping from dialect to one or several addresses, each `HOST:PORT` or a mapping with the fields below. In the
+A mapping from dialect to one or more addresses. Each address is `HOST:PORT` or a mapping with the fields below. In the
 environment: `PENSTOCK_LISTENERS__KAFKA=127.0.0.1:9092,0.0.0.0:19092`. On the command line: `--listen kafka=HOST:PORT`,
-once for each address; these replace all listeners of the file and the environment. A file's listeners replace the
-default ones.
+once for each address. Listeners on the command line replace all listeners of the file and the environment. Listeners in the
+file replace the default ones.
 """
 
 _DIALECTS = """\
-What a dialect does that its protocol cannot be asked for is what the original broker does. With `acks: leader` a power cut
-may take what was answered last; `acks: all` makes it as safe as Kafka's `acks=all`. The largest frame cannot be set.
+The defaults of a dialect are what the original broker does. With `acks: leader`, a power cut may lose the last acknowledged
+records; `acks: all` is as safe as Kafka's `acks=all`. The maximum frame size is fixed.
 """
 
 _DEADLINES = """\
-A deadline that a listener does not set is the one that is set under `net`. Where that is not set either, it is that of the
-dialect: FluxGo's and FlyMQ's are those of the originals, the others are ours.
+A deadline that is not set for a listener is taken from `net`. If it is not set there either, the default of the dialect
+applies. The defaults of FluxGo and FlyMQ are those of the original brokers.
 """
 
 _TOPIC_DEFAULTS = """\
-What topics have that do not say otherwise: Kafka's topic configs by Kafka's names. They can be set for one topic when it
-is created and changed while it is in use (`penstock topics alter`, or any Kafka admin client). In the environment dots
-are underscores: `PENSTOCK_TOPIC_DEFAULTS__RETENTION_MS`. A config that is not listed is refused with INVALID_CONFIG.
+Defaults for the topic configs, under the names that Kafka uses. You can set them for one topic when you create it, and
+change them later (`penstock topics alter`, or any Kafka admin client). In the environment, dots become underscores:
+`PENSTOCK_TOPIC_DEFAULTS__RETENTION_MS`. A config that is not listed is rejected with INVALID_CONFIG.
 """
 
 
@@ -100,7 +100,7 @@ def _lines() -> Iterator[str]:
     yield from _table(("dialect", "default address", *(f"`{field}`" for field in FIELDS)), rows)
     yield _DIALECTS
     yield from _table(
-        ("dialect", "`acks`", "`creates_topics`", "`partitions`", "largest frame, bytes"),
+        ("dialect", "`acks`", "`creates_topics`", "`partitions`", "maximum frame size in bytes"),
         [
             (
                 f"`{dialect}`",
@@ -115,7 +115,7 @@ def _lines() -> Iterator[str]:
     for section, struct in SECTIONS.items():
         yield from _heading(section, f"{struct.__doc__}\n")
         yield from _table(
-            ("key", "environment", "takes", "default", "meaning"),
+            ("key", "environment", "values", "default", "meaning"),
             [
                 (f"`{key.name}`", f"`{key.env}`", key.takes, _value(key.default), key.doc)
                 for key in KEYS.values()

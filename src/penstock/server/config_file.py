@@ -20,7 +20,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue  # refused by the loader itself
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value} is given twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -46,7 +46,7 @@ def read_yaml(file: Path) -> dict[Any, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise StartError(f"file {file}: a mapping of sections is expected, not {type(content).__name__}")
+        raise StartError(f"file {file}: expected a mapping of sections, not {type(content).__name__}")
     return content
 
 

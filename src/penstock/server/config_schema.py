@@ -20,7 +20,7 @@ from penstock.model.listeners import PORTS
 
 ENV_PREFIX = "PENSTOCK_"
 DATA_DIR_DEFAULT = "./penstock-data"
-DATA_DIR_DOC = "Where the logs are kept; made when it is not there. One broker a directory."
+DATA_DIR_DOC = "Data directory; created if missing. Used by one broker at a time."
 
 _Ms = Annotated[int, Meta(ge=1)]
 
@@ -28,41 +28,41 @@ _Ms = Annotated[int, Meta(ge=1)]
 class Listener(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An address to listen on, and the one that clients are told when it is another."""
 
-    host: Annotated[str, Meta(min_length=1, description="Name or address to listen on; 0.0.0.0 or :: for all.")]
-    port: Annotated[int, Meta(ge=0, le=65535, description="0 takes any free port.")]
+    host: Annotated[
+        str, Meta(min_length=1, description="Name or address to listen on; 0.0.0.0 or :: for all interfaces.")
+    ]
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 selects a free port.")]
     advertised_host: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
-        Meta(
-            description="What clients are told to connect to; unset: host, or this machine's name for 0.0.0.0 and ::."
-        ),
+        Meta(description="Host announced to clients; unset: host, or this machine's name for 0.0.0.0 and ::."),
     ] = None
     advertised_port: Annotated[
-        Annotated[int, Meta(ge=1, le=65535)] | None, Meta(description="The port that goes with it.")
+        Annotated[int, Meta(ge=1, le=65535)] | None, Meta(description="Port announced to clients; unset: port.")
     ] = None
     acks: Annotated[
         Literal["all", "leader"] | None,
         Meta(
-            description="When a produce or an offset commit is answered, in dialects that cannot say: all, after it is "
-            "flushed; leader, after it is written. Not for kafka."
+            description="When a produce or an offset commit is acknowledged, in dialects without such a field: all, after "
+            "the flush; leader, after the write. Not for kafka."
         ),
     ] = None
     creates_topics: Annotated[
-        bool | None, Meta(description="Whether a produce to an unknown topic makes it. Not for kafka.")
+        bool | None, Meta(description="Whether a produce to an unknown topic creates it. Not for kafka.")
     ] = None
     partitions: Annotated[
         Annotated[int, Meta(ge=0, le=limits.PARTITIONS_PER_TOPIC_MAX)] | None,
         Meta(
-            description="Partitions of a topic that a produce makes; 0: as many as the partition asked for needs. Not for "
+            description="Partitions of a topic created by a produce; 0: as many as the requested partition needs. Not for "
             "kafka."
         ),
     ] = None
-    frame_deadline_ms: Annotated[_Ms | None, Meta(description="As net.frame_deadline_ms, for this listener alone.")] = (
+    frame_deadline_ms: Annotated[_Ms | None, Meta(description="Overrides net.frame_deadline_ms for this listener.")] = (
         None
     )
-    idle_deadline_ms: Annotated[_Ms | None, Meta(description="As net.idle_deadline_ms, for this listener alone.")] = (
+    idle_deadline_ms: Annotated[_Ms | None, Meta(description="Overrides net.idle_deadline_ms for this listener.")] = (
         None
     )
-    write_deadline_ms: Annotated[_Ms | None, Meta(description="As net.write_deadline_ms, for this listener alone.")] = (
+    write_deadline_ms: Annotated[_Ms | None, Meta(description="Overrides net.write_deadline_ms for this listener.")] = (
         None
     )
 
@@ -83,143 +83,162 @@ DIALECTS: Mapping[str, Listener] = {dialect: Listener("127.0.0.1", port) for dia
 
 
 class BrokerSection(msgspec.Struct, frozen=True, kw_only=True):
-    """Who the broker is, and what it does about topics."""
+    """Identity of the broker, and defaults for topics and transactions."""
 
-    node_id: Annotated[int, Meta(ge=0, le=2**31 - 1, description="The broker's id in Kafka's metadata.")] = 0
+    node_id: Annotated[int, Meta(ge=0, le=2**31 - 1, description="Broker id in Kafka's metadata.")] = 0
     cluster_id: Annotated[
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None,
         Meta(
-            description="The cluster's id in Kafka's metadata; unset: made at the first start and kept with the data."
+            description="Cluster id in Kafka's metadata; unset: generated at the first start and stored with the data."
         ),
     ] = None
     auto_create_topics: Annotated[
-        bool, Meta(description="Make a topic when a client that allows it asks for one that is not there.")
+        bool, Meta(description="Create an unknown topic when a client requests it and allows its creation.")
     ] = True
     num_partitions: Annotated[
         int,
-        Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC_MAX, description="Partitions of a topic whose creator does not say."),
+        Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC_MAX, description="Default number of partitions."),
     ] = 1
     delete_topics: Annotated[bool, Meta(description="Whether clients may delete topics.")] = True
     transaction_max_timeout_ms: Annotated[
-        int, Meta(ge=1, le=2**31 - 1, description="The longest transaction timeout that a producer may ask for.")
+        int, Meta(ge=1, le=2**31 - 1, description="Maximum transaction timeout that a producer may request.")
     ] = 900_000
 
 
 class GroupsSection(msgspec.Struct, frozen=True, kw_only=True):
-    """How long members of consumer groups may be silent, and how long what a group committed is kept."""
+    """Timeouts of consumer group members, and retention of committed offsets."""
 
     initial_rebalance_delay_ms: Annotated[
         int,
         Meta(
             ge=0,
             le=2**31 - 1,
-            description="How long the first rebalance of an empty classic group waits for more members; 0 in tests.",
+            description="Time that the first rebalance of an empty classic group waits for more members; 0 for tests.",
         ),
     ] = 3_000
     session_timeout_min_ms: Annotated[
-        int, Meta(ge=1, le=2**31 - 1, description="The shortest session timeout that a classic member may ask for.")
+        int, Meta(ge=1, le=2**31 - 1, description="Minimum session timeout that a classic member may request.")
     ] = 6_000
     session_timeout_max_ms: Annotated[
-        int, Meta(ge=1, le=2**31 - 1, description="The longest session timeout that a classic member may ask for.")
+        int, Meta(ge=1, le=2**31 - 1, description="Maximum session timeout that a classic member may request.")
     ] = 1_800_000
     consumer_session_timeout_ms: Annotated[
         int,
         Meta(
             ge=1,
             le=2**31 - 1,
-            description="A member of the consumer protocol (KIP-848) that is silent for so long is out.",
+            description="Session timeout of the consumer protocol (KIP-848): a member that sends no heartbeat for this "
+            "long is removed.",
         ),
     ] = 45_000
     consumer_heartbeat_interval_ms: Annotated[
-        int, Meta(ge=1, le=2**31 - 1, description="How often members of the consumer protocol are told to be heard.")
+        int,
+        Meta(
+            ge=1, le=2**31 - 1, description="Heartbeat interval that members of the consumer protocol are told to keep."
+        ),
     ] = 5_000
     offsets_retention_ms: Annotated[
-        int, Meta(ge=1, description="How long the offsets of a group are kept once its members have left.")
+        int, Meta(ge=1, description="Time that the offsets of a group are kept after its last member has left.")
     ] = 604_800_000
     offsets_retention_check_interval_ms: Annotated[
-        int, Meta(ge=1, description="Time between two looks for offsets whose retention is over.")
+        int, Meta(ge=1, description="Time between checks for expired offsets.")
     ] = 600_000
 
 
 class StorageSection(msgspec.Struct, frozen=True, kw_only=True):
-    """When bytes are safe, and how much of the disk's time that takes."""
+    """Flushing, recovery and retention of logs."""
 
     flush: Annotated[
         Literal["acks", "always", "interval", "os"],
         Meta(
-            description="acks and always: every append is flushed at once, and nobody reads what a power cut could "
-            "take; with acks an acks=all produce waits for its flush, with always every produce does. interval: flushed "
-            "every flush_interval_ms. os: when the operating system sees fit. Topics may differ (penstock.flush)."
+            description="When appends are flushed. acks and always: at once, and consumers only see records that are on "
+            "disk. With acks, a produce with acks=all waits for its flush; with always, every produce does. interval: every "
+            "flush_interval_ms. os: left to the operating system. Topics can override it (penstock.flush)."
         ),
     ] = "acks"
-    flush_interval_ms: Annotated[int, Meta(ge=1, description="Time between two flushes with flush: interval.")] = 1_000
+    flush_interval_ms: Annotated[int, Meta(ge=1, description="Time between flushes with flush: interval.")] = 1_000
     checkpoint_interval_ms: Annotated[
         int,
-        Meta(ge=100, description="Time between two recovery points: what a start after a crash has to look through."),
+        Meta(
+            ge=100, description="Time between recovery points; a start after a crash scans the log from the last one."
+        ),
     ] = 5_000
     retention_check_interval_ms: Annotated[
-        int, Meta(ge=100, description="Time between two looks for segments that retention lets go.")
+        int, Meta(ge=100, description="Time between checks for segments past their retention.")
     ] = 300_000
     open_files_max: Annotated[
-        int, Meta(ge=16, description="Log and index files kept open; the least recently used are closed beyond it.")
+        int,
+        Meta(
+            ge=16, description="Maximum number of open log and index files; the least recently used are closed first."
+        ),
     ] = limits.OPEN_FILES_MAX
     reserve_bytes: Annotated[
         int,
         Meta(
             ge=65_536,
-            description="Disk space kept for the broker's own writes when the disk is full; at most a sixteenth of the "
+            description="Disk space reserved for the broker's own writes when the disk is full; at most a sixteenth of the "
             "file system.",
         ),
     ] = limits.RESERVE_BYTES
-    flush_threads: Annotated[int, Meta(ge=1, le=64, description="Logs that are flushed at the same time.")] = 4
+    flush_threads: Annotated[int, Meta(ge=1, le=64, description="Number of logs flushed at the same time.")] = 4
 
 
 class NetSection(msgspec.Struct, frozen=True, kw_only=True):
-    """What peers may take, and how long they may take for it."""
+    """Limits and deadlines of connections."""
 
-    connections_max: Annotated[int, Meta(ge=1, description="Connections over all listeners.")] = limits.CONNECTIONS_MAX
-    connections_per_ip_max: Annotated[int, Meta(ge=1, description="Connections from one address.")] = (
-        limits.CONNECTIONS_PER_IP_MAX
+    connections_max: Annotated[int, Meta(ge=1, description="Maximum number of connections over all listeners.")] = (
+        limits.CONNECTIONS_MAX
     )
+    connections_per_ip_max: Annotated[
+        int, Meta(ge=1, description="Maximum number of connections from one address.")
+    ] = limits.CONNECTIONS_PER_IP_MAX
     frame_bytes_max: Annotated[
-        int, Meta(ge=1024, le=2**31 - 1, description="The largest request; a larger one closes its connection.")
+        int, Meta(ge=1024, le=2**31 - 1, description="Maximum request size; a larger request closes its connection.")
     ] = limits.FRAME_BYTES_MAX
     in_flight_bytes_max: Annotated[
         int,
         Meta(
             ge=1024,
-            description="Requests half received or waiting, and unsent answers, of all connections; then reading waits.",
+            description="Maximum bytes of incomplete and waiting requests and unsent responses over all connections; "
+            "beyond it, reading pauses.",
         ),
     ] = limits.IN_FLIGHT_BYTES_MAX
     frame_deadline_ms: Annotated[
         int,
         Meta(
-            ge=1, description="A request that has begun to arrive must be there within this time. Listeners may differ."
+            ge=1,
+            description="A request must arrive completely within this time after its first byte. Listeners can override it.",
         ),
     ] = limits.FRAME_DEADLINE_MS
     idle_deadline_ms: Annotated[
-        int, Meta(ge=1, description="A connection that is quiet for so long is closed. Listeners may differ.")
+        int, Meta(ge=1, description="A connection that is idle for this long is closed. Listeners can override it.")
     ] = limits.IDLE_DEADLINE_MS
     write_deadline_ms: Annotated[
         int,
         Meta(
             ge=1,
-            description="A peer that takes nothing of a waiting answer for so long is cut off. Listeners may differ.",
+            description="A connection whose peer reads nothing of a pending response for this long is closed. "
+            "Listeners can override it.",
         ),
     ] = limits.WRITE_DEADLINE_MS
-    uvloop: Annotated[bool, Meta(description="Use uvloop where it is installed; else asyncio's own loop.")] = True
+    uvloop: Annotated[bool, Meta(description="Use uvloop if it is installed, otherwise asyncio's own event loop.")] = (
+        True
+    )
     sendfile: Annotated[
-        bool, Meta(description="Send large ranges of a log from the page cache without copying, where the system can.")
+        bool,
+        Meta(
+            description="Send large ranges of a log from the page cache without copying, where the system supports it."
+        ),
     ] = True
 
 
 class LogSection(msgspec.Struct, frozen=True, kw_only=True):
-    """The broker's own messages, on stderr."""
+    """The broker's log messages on stderr."""
 
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="The least important messages to show.")
-    ] = "info"
-    format: Annotated[Literal["text", "json"], Meta(description="Lines for people, or one JSON object a line.")] = (
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Minimum level of messages.")] = (
+        "info"
+    )
+    format: Annotated[Literal["text", "json"], Meta(description="Plain text lines, or one JSON object per line.")] = (
         "text"
     )
 

@@ -36,7 +36,7 @@ def raise_limit(wanted: int) -> int | None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
             soft = target
         except (OSError, ValueError) as error:
-            logger.warning("cannot raise the limit of open files from %d to %d: %s", soft, target, error)
+            logger.warning("cannot raise the open file limit from %d to %d: %s", soft, target, error)
     return soft
 
 
@@ -45,7 +45,7 @@ def share(limit: int, log_files_max: int, connections_max: int, connections_per_
     available = limit - limits.DESCRIPTORS_RESERVED
     if available < limits.DESCRIPTORS_MIN:
         needed = limits.DESCRIPTORS_RESERVED + limits.DESCRIPTORS_MIN
-        raise StartError(f"the limit of open files is {limit}; at least {needed} are required (ulimit -n)")
+        raise StartError(f"the open file limit is {limit}; at least {needed} is required (ulimit -n)")
     log_files = min(log_files_max, max(available // 2, available - connections_max))
     connections = min(connections_max, available - log_files)
     per_ip = connections_per_ip_max
@@ -62,7 +62,7 @@ def claim(log_files_max: int, connections_max: int, connections_per_ip_max: int)
         return Share(log_files_max, connections_max, connections_per_ip_max)
     shared = share(limit, log_files_max, connections_max, connections_per_ip_max)
     logger.warning(
-        "the limit of open files is %d, not %d: at most %d log files stay open and %d connections are accepted",
+        "the open file limit is %d instead of %d: at most %d log files stay open and %d connections are accepted",
         limit,
         wanted,
         shared.log_files,

@@ -55,7 +55,7 @@ class Broker:
     # ------------------------------------------------------------------------------------------------ life
 
     def start(self) -> Self:
-        assert self._process is None, "the broker runs already"
+        assert self._process is None, "the broker is already running"
         command = [sys.executable, "-m", "penstock.server", "--stop-on-eof", "--data-dir", str(self.data_dir)]
         if _CAN_SHARE_PORTS:
             command.append("--share-ports")
@@ -106,11 +106,11 @@ class Broker:
             while len(self._listening) < len(self._listen):
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     process.kill()
-                    raise self._failed("it did not say that it listens")
+                    raise self._failed(f"not ready after {START_S_MAX:g} s")
                 data = os.read(process.stdout.fileno(), 4096)
                 if not data:
                     process.wait()
-                    raise self._failed(f"it ended with exit code {process.returncode}")
+                    raise self._failed(f"exit code {process.returncode}")
                 seen += data
                 *lines, seen = seen.split(b"\n")
                 for line in lines:
@@ -121,7 +121,7 @@ class Broker:
         self.addresses = {dialect: self.addresses_of(dialect)[0] for dialect, _ in self._listening}
 
     def _failed(self, what: str) -> BrokerStartFailed:
-        return BrokerStartFailed(f"the broker did not start: {what}; it wrote:\n{self.log}")
+        return BrokerStartFailed(f"the broker did not start: {what}; its output:\n{self.log}")
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
         """The process has ended, or is about to: its pipes go."""
@@ -149,7 +149,7 @@ class Broker:
     def kill(self) -> None:
         """kill -9: what a crash looks like."""
         process = self._process
-        assert process is not None, "the broker does not run"
+        assert process is not None, "the broker is not running"
         process.kill()
         self._forget(process)
 
@@ -185,9 +185,7 @@ class Broker:
     def bootstrap(self) -> str:
         """`host:port` for Kafka clients."""
         if "kafka" not in self.addresses:
-            raise RuntimeError(
-                "the broker listens for no Kafka clients" if self.addresses else "the broker does not run"
-            )
+            raise RuntimeError("the broker has no Kafka listener" if self.addresses else "the broker is not running")
         return self.addresses["kafka"]
 
     def addresses_of(self, dialect: str) -> list[str]:
@@ -196,7 +194,7 @@ class Broker:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, "the broker does not run"
+        assert self._process is not None, "the broker is not running"
         return self._process.pid
 
     @property

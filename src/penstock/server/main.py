@@ -72,7 +72,7 @@ class Server:
                 directory.close((), clean=False)
                 raise
         except OSError as error:
-            raise StartError(f"data directory {config.data_dir} cannot be used: {error}") from error
+            raise StartError(f"cannot use data directory {config.data_dir}: {error}") from error
         self._network = Network(net_settings(config, descriptors, share_ports=self._share_ports))
         self._network.turn.gatherer = self._engine
         try:
