@@ -75,7 +75,7 @@ def test_an_error_is_raised_with_its_text_and_the_client_stays_of_use(client: Da
 
 
 def test_what_does_not_fit_the_protocol_is_not_sent(client: Day1Client) -> None:
-    with pytest.raises(ValueError, match="more than Day1's 8388608"):
+    with pytest.raises(ValueError, match="exceeds Day1's limit of 8388608"):
         client.produce("t", 0, [(b"", bytes(8 << 20))])
     with pytest.raises(ValueError, match="a key of 65536 bytes"):
         client.produce("t", 0, [(bytes(65_536), b"")])
@@ -97,7 +97,7 @@ def scripted() -> Iterator[tuple[socket.socket, int]]:
         (b"", "closed the connection"),
         (struct.pack(">IBB", 10, 1, 0), "closed the connection"),
         (bytes(4), "does not speak Day1"),
-        (struct.pack(">IB", 1, 7), "begins with 07"),
+        (struct.pack(">IB", 1, 7), "unexpected response type 07"),
     ],
 )
 def test_a_server_that_is_none_is_a_connection_error(

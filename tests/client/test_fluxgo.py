@@ -79,9 +79,9 @@ def test_records_that_are_gone_are_stepped_over(broker: Serving, client: FluxGoC
 
 
 def test_what_does_not_fit_the_protocol_is_not_sent(client: FluxGoClient) -> None:
-    with pytest.raises(ValueError, match="more than FluxGo's 10485760"):
+    with pytest.raises(ValueError, match="exceeds FluxGo's limit of 10485760"):
         client.produce("t", 0, bytes(10 * 1024 * 1024))
-    with pytest.raises(ValueError, match="more than FluxGo's 65535"):
+    with pytest.raises(ValueError, match="exceeds FluxGo's limit of 65535"):
         client.produce("t" * 65_536, 0, b"")
 
 

@@ -136,7 +136,7 @@ def test_what_cannot_pass_is_raised_at_once(brokers: TwoBrokers, client: KafkaCl
 
 def test_an_error_that_this_client_does_not_know_has_its_number(brokers: TwoBrokers, client: KafkaClient) -> None:
     brokers.partition_error = 9_999
-    with pytest.raises(KafkaError, match="ERROR_9999: t-0: the broker met an error") as refused:
+    with pytest.raises(KafkaError, match="ERROR_9999: t-0: unexpected error in the broker") as refused:
         offset_of(client)
     assert refused.value.code == 9_999
     assert not refused.value.retriable

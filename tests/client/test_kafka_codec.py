@@ -165,7 +165,7 @@ def test_tagged_fields_that_are_not_known_are_stepped_over() -> None:
 
 
 def test_a_field_that_must_be_given_is_asked_for() -> None:
-    with pytest.raises(TypeError, match="EndTxnRequest needs committed"):
+    with pytest.raises(TypeError, match="EndTxnRequest requires committed"):
         encode(Api.END_TXN, 3, {"transactional_id": "t", "producer_id": 1, "producer_epoch": 1})
 
 

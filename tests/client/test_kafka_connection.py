@@ -70,7 +70,7 @@ def test_a_broker_that_does_not_know_the_newest_question_is_asked_an_older_one(b
         assert peer.asked == [(API_VERSIONS, VERSIONS[Api.API_VERSIONS][1]), (API_VERSIONS, broker_max)]
         assert connection.version(Api.METADATA) == 12
         assert connection.version(Api.METADATA, 5) == 5
-        with pytest.raises(KafkaError, match=r"UNSUPPORTED_VERSION: .* the broker has no Produce"):
+        with pytest.raises(KafkaError, match=r"UNSUPPORTED_VERSION: .* the broker does not support Produce"):
             connection.version(Api.PRODUCE)
         connection.close()
 
@@ -105,7 +105,7 @@ def test_a_mechanism_that_the_broker_lacks_is_an_error_that_says_which_it_has() 
     def answer(key: int, version: int, rest: bytes) -> bytes:
         return api_versions(version, RANGES) if key == API_VERSIONS else sasl_handshake(33, "GSSAPI", "PLAIN")
 
-    with StandIn(answer) as peer, pytest.raises(KafkaError, match="offers GSSAPI, PLAIN, not SCRAM-SHA-512"):
+    with StandIn(answer) as peer, pytest.raises(KafkaError, match="does not support SCRAM-SHA-512, only GSSAPI, PLAIN"):
         opened(peer.address, **login("SCRAM-SHA-512"))
 
 
@@ -153,7 +153,7 @@ def test_scram_is_let_in_only_with_the_password_and_only_by_who_knows_it(mechani
         with pytest.raises(KafkaError, match="wrong password"):
             opened(peer.address, **login(mechanism, "pen"))
         server.is_honest = False
-        with pytest.raises(KafkaError, match="does not know the password itself"):
+        with pytest.raises(KafkaError, match="server signature mismatch"):
             opened(peer.address, **login(mechanism))
 
 
@@ -181,13 +181,13 @@ def test_a_connection_is_replaced_before_its_authentication_ends() -> None:
         (b"", "NETWORK_EXCEPTION: .*: the broker closed the connection"),
         (b"\0\0", "NETWORK_EXCEPTION: .*: the broker closed the connection"),
         (struct.pack(">ii", 100, 1), "NETWORK_EXCEPTION: .*: the broker closed the connection"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "CORRUPT_MESSAGE: .*: the peer announces an answer of 1213486160 bytes"),
-        (b"\x15\x03\x03\x00\x02\x02\x46", "CORRUPT_MESSAGE: .*: the peer speaks TLS"),
-        (struct.pack(">ii", 3, 1), "CORRUPT_MESSAGE: .*: the peer announces an answer of 3 bytes"),
-        (struct.pack(">ii", -1, 1), "CORRUPT_MESSAGE: .*: the peer announces an answer of -1 bytes"),
-        (struct.pack(">iih", 6, 7, 0), "CORRUPT_MESSAGE: .*: answer 7 where 1 is due"),
-        (struct.pack(">iih", 6, 1, 0), "CORRUPT_MESSAGE: .*: an answer is shorter than its fields"),
-        (struct.pack(">ii", 4, 1), "CORRUPT_MESSAGE: .*: an answer is shorter than its fields"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "CORRUPT_MESSAGE: .*: invalid response length 1213486160"),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "CORRUPT_MESSAGE: .*: the server uses TLS"),
+        (struct.pack(">ii", 3, 1), "CORRUPT_MESSAGE: .*: invalid response length 3"),
+        (struct.pack(">ii", -1, 1), "CORRUPT_MESSAGE: .*: invalid response length -1"),
+        (struct.pack(">iih", 6, 7, 0), "CORRUPT_MESSAGE: .*: response has correlation id 7, expected 1"),
+        (struct.pack(">iih", 6, 1, 0), "CORRUPT_MESSAGE: .*: malformed response: it is shorter than its fields"),
+        (struct.pack(">ii", 4, 1), "CORRUPT_MESSAGE: .*: malformed response: it is shorter than its fields"),
     ],
 )
 def test_a_peer_that_is_no_broker_is_an_error_that_says_so(sent: bytes, said: str) -> None:
@@ -210,7 +210,9 @@ def test_a_peer_that_is_no_broker_is_an_error_that_says_so(sent: bytes, said: st
 def test_a_peer_that_says_nothing_is_a_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         at = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(KafkaError, match=r"REQUEST_TIMED_OUT: .*: no answer to ApiVersions in time") as late:
+        with pytest.raises(
+            KafkaError, match=r"REQUEST_TIMED_OUT: .*: timed out waiting for the response to ApiVersions"
+        ) as late:
             opened(at, **{"request.timeout.ms": "50"})
         assert late.value.retriable
 

@@ -46,7 +46,7 @@ def test_defaults_are_those_of_javas_client() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kafka.bootstrap.servers": " "}, "bootstrap.servers is missing"),
+        ({"kafka.bootstrap.servers": " "}, "bootstrap.servers is required"),
         ({**AT, "kafka.request.timeout.ms": "soon"}, "request.timeout.ms: 'soon'"),
         ({**AT, "kafka.retry.backoff.ms": "0"}, "retry.backoff.ms: '0'"),
         ({**AT, "kafka.security.protocol": "TLS"}, "security.protocol: 'TLS'"),
@@ -73,7 +73,7 @@ def test_defaults_are_those_of_javas_client() -> None:
         ),
         ({**AT, "kafka.ssl.truststore.type": "JKS"}, "ssl.truststore.type: JKS"),
         ({**AT, "kafka.ssl.keystore.type": "PKCS12"}, "ssl.keystore.type: PKCS12"),
-        ({**AT, "kafka.ssl.keystore.key": "k"}, "go together"),
+        ({**AT, "kafka.ssl.keystore.key": "k"}, "must be set together"),
         ({**AT, "kafka.ssl.endpoint.identification.algorithm": "x"}, "ssl.endpoint"),
         ({**AT, "kafka.enable.ssl.certificate.verification": "x"}, "certificate.verification"),
     ],
@@ -120,7 +120,7 @@ def test_tls_is_taken_by_the_names_of_both_clients() -> None:
 def test_a_file_that_is_no_pem_is_named(tmp_path: Path) -> None:
     store = tmp_path / "trust.jks"
     store.write_bytes(b"\xfe\xed\xfe\xed")
-    with pytest.raises(KafkaError, match=r"trust\.jks is no PEM file"):
+    with pytest.raises(KafkaError, match=r"trust\.jks is not a PEM file"):
         Tls(ca_path=str(store)).context()
     with pytest.raises(KafkaError, match="No such file"):
         Tls(ca_path=str(tmp_path / "none.pem")).context()

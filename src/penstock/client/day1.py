@@ -95,7 +95,7 @@ class Day1Client(StreamClient):
                 records.append(Day1Record(record_offset, key, answer[at : at + value_bytes]))
                 at += value_bytes
             if at > len(answer):
-                raise ValueError("its last record is cut off")
+                raise ValueError("its last record is truncated")
         return records
 
     def records(self, topic: str, partition: int, offset: int = 0) -> Iterator[Day1Record]:
@@ -129,29 +129,29 @@ class Day1Client(StreamClient):
         if answer[:1] == bytes((ERROR,)):
             raise Day1Error(ERROR, answer[1 + _U16.size :].decode("utf-8", "replace"))
         if answer[:1] != bytes((wanted,)):
-            raise ConnectionError(f"an answer that begins with {answer[:1].hex()}: the server does not speak Day1")
+            raise ConnectionError(f"unexpected response type {answer[:1].hex()}: the server does not speak Day1")
         return answer[1:]
 
 
 def _produce_frame(topic: str, partition: int, records: Sequence[tuple[bytes, bytes]]) -> bytes:
     if len(records) > 0xFFFF:
-        raise ValueError(f"{len(records)} records are more than the 65535 of a Day1 request")
+        raise ValueError(f"{len(records)} records exceed Day1's limit of 65535 per request")
     parts = [bytes((PRODUCE,)), _text(topic), _U16.pack(partition), _U16.pack(len(records))]
     for key, value in records:
         if len(key) > 0xFFFF:
-            raise ValueError(f"a key of {len(key)} bytes is more than Day1's 65535")
+            raise ValueError(f"a key of {len(key)} bytes exceeds Day1's limit of 65535")
         parts += (_U16.pack(len(key)), key, _LENGTH.pack(len(value)), value)
     return _frame(b"".join(parts))
 
 
 def _frame(payload: bytes) -> bytes:
     if len(payload) > FRAME_BYTES_MAX:
-        raise ValueError(f"a frame of {len(payload)} bytes is more than Day1's {FRAME_BYTES_MAX}")
+        raise ValueError(f"a frame of {len(payload)} bytes exceeds Day1's limit of {FRAME_BYTES_MAX}")
     return _LENGTH.pack(len(payload)) + payload
 
 
 def _text(text: str) -> bytes:
     raw = text.encode()
     if len(raw) > 0xFFFF:
-        raise ValueError(f"a name of {len(raw)} bytes is more than Day1's 65535")
+        raise ValueError(f"a name of {len(raw)} bytes exceeds Day1's limit of 65535")
     return _U16.pack(len(raw)) + raw

@@ -141,14 +141,14 @@ class FluxGoClient(StreamClient):
 def _frame(command: int, *parts: bytes) -> bytes:
     length = 1 + sum(map(len, parts))
     if length > FRAME_BYTES_MAX:
-        raise ValueError(f"a frame of {length} bytes is more than FluxGo's {FRAME_BYTES_MAX}")
+        raise ValueError(f"a frame of {length} bytes exceeds FluxGo's limit of {FRAME_BYTES_MAX}")
     return b"".join((_LENGTH.pack(length), bytes((command,)), *parts))
 
 
 def _text(text: str) -> bytes:
     raw = text.encode()
     if len(raw) > 0xFFFF:
-        raise ValueError(f"a name of {len(raw)} bytes is more than FluxGo's 65535")
+        raise ValueError(f"a name of {len(raw)} bytes exceeds FluxGo's limit of 65535")
     return len(raw).to_bytes(2, "big") + raw
 
 

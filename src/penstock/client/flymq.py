@@ -306,7 +306,7 @@ class _Fields:
     def take(self, size: int) -> bytes:
         data = self._data[self._at : self._at + size]
         if len(data) < size:
-            raise ConnectionError("an answer is too short: the server does not speak FlyMQ")
+            raise ConnectionError("response is too short: the server does not speak FlyMQ")
         self._at += size
         return data
 
@@ -337,13 +337,13 @@ def _group(fields: _Fields) -> Group:
 def _string(text: str) -> bytes:
     data = text.encode()
     if len(data) > 0xFFFF:
-        raise ValueError(f"a name of {len(data)} bytes is more than FlyMQ's 65535")
+        raise ValueError(f"a name of {len(data)} bytes exceeds FlyMQ's limit of 65535")
     return _U16.pack(len(data)) + data
 
 
 def _raw(data: bytes) -> bytes:
     if len(data) > PAYLOAD_BYTES_MAX:
-        raise ValueError(f"{len(data)} bytes are more than FlyMQ's {PAYLOAD_BYTES_MAX}")
+        raise ValueError(f"{len(data)} bytes exceed FlyMQ's limit of {PAYLOAD_BYTES_MAX}")
     return _U32.pack(len(data)) + data
 
 

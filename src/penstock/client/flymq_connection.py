@@ -92,7 +92,7 @@ class Connection(StreamClient):
             raise ConnectionError("the server does not speak FlyMQ's opcode frames")
         payload = self._exactly(length)
         if answered not in (ERROR, AUTH_ANSWER if opcode == AUTH else opcode):
-            raise ConnectionError(f"opcode {answered:#04x} answered {opcode:#04x}")
+            raise ConnectionError(f"opcode {answered:#04x} in the response to {opcode:#04x}")
         self._unanswered -= 1
         if answered == ERROR:
             raise _error(payload)
@@ -101,7 +101,7 @@ class Connection(StreamClient):
 
 def frame(opcode: int, payload: bytes) -> bytes:
     if len(payload) > PAYLOAD_BYTES_MAX:
-        raise ValueError(f"a payload of {len(payload)} bytes is more than FlyMQ's {PAYLOAD_BYTES_MAX}")
+        raise ValueError(f"a payload of {len(payload)} bytes exceeds FlyMQ's limit of {PAYLOAD_BYTES_MAX}")
     return _HEADER.pack(MAGIC, VERSION, opcode, BINARY_FLAG, len(payload)) + payload
 
 
@@ -196,9 +196,9 @@ class Servers:
         self, addresses: Sequence[Address], *, connections_max: int, attempts_max: int, timeout_s: float
     ) -> None:
         if not addresses:
-            raise ValueError("a FlyMQ client needs at least one server")
+            raise ValueError("a FlyMQ client requires at least one server")
         if connections_max < 1 or attempts_max < 1:
-            raise ValueError("at least one connection and one attempt")
+            raise ValueError("connections_max and attempts_max must be at least 1")
         self._addresses = list(dict.fromkeys(addresses))
         self._current = self._addresses[0]
         self._connections_max = connections_max
@@ -250,7 +250,7 @@ class Servers:
                 self._rotate(address)
         if isinstance(failure, NotLeader):
             raise failure
-        raise ConnectionError(f"no answer after {attempts_max} attempts, the last: {failure}") from failure
+        raise ConnectionError(f"no response after {attempts_max} attempts; last error: {failure}") from failure
 
     @contextmanager
     def connection(self, address: Address) -> Iterator[Connection]:

@@ -25,7 +25,7 @@ class Encryption:
 
         raw = bytes.fromhex(key) if isinstance(key, str) else key
         if len(raw) != KEY_BYTES:
-            raise ValueError(f"an AES-256 key has {KEY_BYTES} bytes, not {len(raw)}")
+            raise ValueError(f"an AES-256 key must have {KEY_BYTES} bytes, not {len(raw)}")
         self._cipher = AESGCM(raw)
 
     def encrypt(self, plain: bytes) -> bytes:
@@ -41,4 +41,4 @@ class Encryption:
         try:
             return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], None)
         except InvalidTag:
-            raise FlyMQError(0, "a value was not encrypted with this key, or was changed") from None
+            raise FlyMQError(0, "a value was encrypted with another key or was modified") from None

@@ -185,7 +185,7 @@ class KafkaCluster:
 
     def connection(self, broker: int, lane: Lane = Lane.REQUESTS) -> Connection:
         if broker not in self._brokers:
-            raise KafkaError(ErrorCode.broker_not_available, f"broker {broker} is not known", retriable=True)
+            raise KafkaError(ErrorCode.broker_not_available, f"unknown broker {broker}", retriable=True)
         return self._connection(self._brokers[broker], lane)
 
     def _connection(self, address: Address, lane: Lane = Lane.REQUESTS) -> Connection:
@@ -329,7 +329,7 @@ class LeaderCall(Generic[V, R]):
         retries = Retries(self._cluster.settings)
         self._end_round()
         while self._todo:
-            assert self._error is not None, "a partition is missing in the answer"
+            assert self._error is not None, "a partition is missing in the response"
             retries.pause(self._error)
             self._begin_round()
             self._end_round()
@@ -362,7 +362,7 @@ class LeaderCall(Generic[V, R]):
                     place = min(missing)
                     self._error = KafkaError(
                         ErrorCode.corrupt_message,
-                        f"the answer to {pending.api.label} has nothing of the partition",
+                        f"the response to {pending.api.label} does not contain the partition",
                         topic=place.topic,
                         partition=place.partition,
                     )

@@ -96,7 +96,9 @@ def field_names(key: int, version: int) -> set[str]:
 
 
 def _corrupt(what: str) -> KafkaError:
-    return KafkaError(ErrorCode.corrupt_message, f"an answer {what}: is it a Kafka broker?", retriable=False)
+    return KafkaError(
+        ErrorCode.corrupt_message, f"malformed response: it {what}; is the server a Kafka broker?", retriable=False
+    )
 
 
 # ---- kio's dataclasses --------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def _struct_put(entity: type[Any]) -> _Put:
         for name, default, put in plain:
             value = values.get(name, default)
             if value is _MISSING:
-                raise TypeError(f"{name_of_message} needs {name}")
+                raise TypeError(f"{name_of_message} requires {name}")
             put(out, value)
         if flexible:
             present = [
@@ -302,7 +304,7 @@ def _take_tags(view: memoryview, at: int, known: dict[int, tuple[str, _Take]], v
         size, at = _take_uvarint(view, at)
         stop = at + size
         if stop > len(view):
-            raise _corrupt(f"has a tagged field of {size} bytes, {len(view) - at} are there")
+            raise _corrupt(f"has a tagged field of {size} bytes, but only {len(view) - at} bytes follow")
         if tag in known:
             name, take = known[tag]
             values[name], _ = take(view[:stop], at)
@@ -331,7 +333,7 @@ def _field_take(field: _Field, flexible: bool) -> tuple[_Take, int]:
         if count < 0:
             return None, at
         if count * bytes_min > len(view) - at:
-            raise _corrupt(f"claims {count} {name} in {len(view) - at} bytes")
+            raise _corrupt(f"claims {count} {name}, but only {len(view) - at} bytes follow")
         values: list[Any] = []
         for _ in range(count):
             value, at = take(view, at)
@@ -380,7 +382,7 @@ def _primitive_take(kind: str, flexible: bool) -> tuple[_Take, int]:
             return None, at
         stop = at + length
         if stop > len(view):
-            raise _corrupt(f"has a field of {length} bytes, {len(view) - at} are there")
+            raise _corrupt(f"has a field of {length} bytes, but only {len(view) - at} bytes follow")
         data = view[at:stop]
         return (data.tobytes().decode() if is_text else data), stop
 

@@ -61,7 +61,7 @@ class Pending:
         if correlation_id != self._correlation_id:
             raise KafkaError(
                 ErrorCode.corrupt_message,
-                f"answer {correlation_id} where {self._correlation_id} is due",
+                f"response has correlation id {correlation_id}, expected {self._correlation_id}",
                 retriable=False,
             )
         api, version = self.api, self._version
@@ -108,13 +108,13 @@ class Connection:
         if version_max is not None:
             high = min(high, version_max)
         if api not in self._ranges:
-            raise self._error(ErrorCode.unsupported_version, f"the broker has no {api.label}")
+            raise self._error(ErrorCode.unsupported_version, f"the broker does not support {api.label}")
         broker_low, broker_high = self._ranges[api]
         version = min(high, broker_high)
         if version < max(low, broker_low):
             raise self._error(
                 ErrorCode.unsupported_version,
-                f"the broker speaks {api.label} {broker_low} to {broker_high}, this client {low} to {high}",
+                f"the broker supports {api.label} versions {broker_low} to {broker_high}, this client {low} to {high}",
             )
         return version
 
@@ -153,7 +153,7 @@ class Connection:
             self._socket.sendall(head + body)
         except TimeoutError:
             raise self._broken(
-                ErrorCode.request_timed_out, f"{api.label} could not be sent in {timeout_s:g} s"
+                ErrorCode.request_timed_out, f"timed out sending {api.label} after {timeout_s:g} s"
             ) from None
         except OSError as error:
             raise self._broken(ErrorCode.network_exception, _reason(error)) from None
@@ -174,7 +174,9 @@ class Connection:
             frame = self._read(size, deadline)
             pending.take(frame)
         except TimeoutError:
-            raise self._broken(ErrorCode.request_timed_out, f"no answer to {pending.api.label} in time") from None
+            raise self._broken(
+                ErrorCode.request_timed_out, f"timed out waiting for the response to {pending.api.label}"
+            ) from None
         except OSError as error:
             raise self._broken(ErrorCode.network_exception, _reason(error)) from None
         except KafkaError as error:
@@ -241,7 +243,7 @@ class Connection:
         shaken = self.request(Api.SASL_HANDSHAKE, {"mechanism": sasl.mechanism})
         if shaken.error_code == ErrorCode.unsupported_sasl_mechanism:
             offered = ", ".join(shaken.mechanisms) or "none"
-            raise self._error(shaken.error_code, f"the broker offers {offered}, not {sasl.mechanism}")
+            raise self._error(shaken.error_code, f"the broker does not support {sasl.mechanism}, only {offered}")
         check(shaken.error_code, where=str(self.address))
         conversation = exchange(sasl)
         message: bytes | None = conversation.first()
@@ -269,7 +271,7 @@ class Connection:
         self.is_broken = True
         self._socket.close()
         for pending in self._in_flight:
-            pending.fail(self._error(ErrorCode.network_exception, "the client was closed"))
+            pending.fail(self._error(ErrorCode.network_exception, "the client is closed"))
         self._in_flight.clear()
 
     def _broken(self, code: int, detail: str = "", *, retriable: bool | None = None) -> KafkaError:
@@ -292,5 +294,5 @@ def _reason(error: OSError) -> str:
 
 def _not_kafka(size: int) -> str:
     if size > 0 and size >> 24 in _TLS_RECORDS:
-        return "the peer speaks TLS: set security.protocol to SSL or SASL_SSL"
-    return f"the peer announces an answer of {size} bytes: it does not speak Kafka's protocol"
+        return "the server uses TLS: set security.protocol to SSL or SASL_SSL"
+    return f"invalid response length {size}: the server does not speak the Kafka protocol"

@@ -12,54 +12,54 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 _SENTENCES: Final[dict[ErrorCode, str]] = {
-    ErrorCode.unknown_server_error: "the broker met an error that it does not explain; its log does",
-    ErrorCode.offset_out_of_range: "the offset is not in the log: it was deleted, or not written yet",
-    ErrorCode.corrupt_message: "the batch is damaged, or breaks a rule of its topic",
+    ErrorCode.unknown_server_error: "unexpected error in the broker; see its log",
+    ErrorCode.offset_out_of_range: "the offset is not in the log: deleted, or not written yet",
+    ErrorCode.corrupt_message: "the batch is corrupt or violates a setting of the topic",
     ErrorCode.unknown_topic_or_partition: "the broker has no such topic or partition",
-    ErrorCode.leader_not_available: "the partition has no leader now",
-    ErrorCode.not_leader_or_follower: "another broker leads the partition",
-    ErrorCode.request_timed_out: "the broker did not answer in time",
+    ErrorCode.leader_not_available: "the partition has no leader",
+    ErrorCode.not_leader_or_follower: "another broker is the leader of the partition",
+    ErrorCode.request_timed_out: "the request timed out",
     ErrorCode.broker_not_available: "no broker can be reached",
     ErrorCode.message_too_large: "the batch is larger than the topic's max.message.bytes",
     ErrorCode.offset_metadata_too_large: "the metadata of the committed offset is too large",
-    ErrorCode.network_exception: "the connection broke before the answer came",
+    ErrorCode.network_exception: "the connection was lost before the response arrived",
     ErrorCode.coordinator_load_in_progress: "the coordinator is loading its state",
-    ErrorCode.coordinator_not_available: "there is no coordinator now",
+    ErrorCode.coordinator_not_available: "no coordinator is available",
     ErrorCode.not_coordinator: "another broker is the coordinator",
-    ErrorCode.invalid_topic_exception: "the topic name is not valid",
-    ErrorCode.not_enough_replicas: "there are fewer in-sync replicas than min.insync.replicas",
+    ErrorCode.invalid_topic_exception: "invalid topic name",
+    ErrorCode.not_enough_replicas: "fewer in-sync replicas than min.insync.replicas",
     ErrorCode.not_enough_replicas_after_append: "written, but to fewer replicas than min.insync.replicas",
     ErrorCode.topic_authorization_failed: "not authorized for the topic",
     ErrorCode.group_authorization_failed: "not authorized for the group",
     ErrorCode.cluster_authorization_failed: "not authorized for the cluster",
-    ErrorCode.unsupported_sasl_mechanism: "the broker does not offer that SASL mechanism",
-    ErrorCode.illegal_sasl_state: "the broker expects no authentication here: is security.protocol right?",
-    ErrorCode.unsupported_version: "the broker does not speak a version of the request that this client does",
-    ErrorCode.topic_already_exists: "a topic of that name exists",
-    ErrorCode.invalid_partitions: "the number of partitions is not valid",
-    ErrorCode.invalid_replication_factor: "the replication factor is not valid for this cluster",
-    ErrorCode.invalid_config: "a setting is not valid",
-    ErrorCode.invalid_request: "the broker finds the request malformed",
-    ErrorCode.out_of_order_sequence_number: "the producer's sequence has a gap: a batch before this one was lost",
-    ErrorCode.duplicate_sequence_number: "the batch was written before",
+    ErrorCode.unsupported_sasl_mechanism: "the broker does not support this SASL mechanism",
+    ErrorCode.illegal_sasl_state: "the broker does not expect authentication here: check security.protocol",
+    ErrorCode.unsupported_version: "the broker supports no version of the request that this client supports",
+    ErrorCode.topic_already_exists: "a topic with this name already exists",
+    ErrorCode.invalid_partitions: "invalid number of partitions",
+    ErrorCode.invalid_replication_factor: "invalid replication factor for this cluster",
+    ErrorCode.invalid_config: "invalid setting",
+    ErrorCode.invalid_request: "the broker rejected the request as malformed",
+    ErrorCode.out_of_order_sequence_number: "gap in the producer's sequence numbers: an earlier batch was lost",
+    ErrorCode.duplicate_sequence_number: "duplicate batch: it was already written",
     ErrorCode.invalid_producer_epoch: "a newer instance of the producer took over",
     ErrorCode.invalid_txn_state: "the transaction is not in a state that allows this",
-    ErrorCode.invalid_producer_id_mapping: "the producer id does not belong to that transactional id",
-    ErrorCode.invalid_transaction_timeout: "the transaction timeout is larger than the broker allows",
-    ErrorCode.concurrent_transactions: "the last transaction of that id is still being completed",
+    ErrorCode.invalid_producer_id_mapping: "the producer id does not belong to this transactional id",
+    ErrorCode.invalid_transaction_timeout: "the transaction timeout exceeds the maximum of the broker",
+    ErrorCode.concurrent_transactions: "the previous transaction of this id is still being completed",
     ErrorCode.transactional_id_authorization_failed: "not authorized for the transactional id",
-    ErrorCode.kafka_storage_error: "the broker cannot use the disk of that log now",
-    ErrorCode.sasl_authentication_failed: "the broker refused user name or password",
-    ErrorCode.unknown_producer_id: "the broker knows nothing of that producer on this partition",
+    ErrorCode.kafka_storage_error: "the broker cannot access the disk of this log",
+    ErrorCode.sasl_authentication_failed: "invalid user name or password",
+    ErrorCode.unknown_producer_id: "the broker has no state of this producer on the partition",
     ErrorCode.fenced_leader_epoch: "the leader epoch of the request is older than the broker's",
     ErrorCode.unknown_leader_epoch: "the leader epoch of the request is newer than the broker's",
-    ErrorCode.unsupported_compression_type: "the broker does not take that compression",
-    ErrorCode.offset_not_available: "a leader was elected just now and does not know its high watermark yet",
-    ErrorCode.invalid_record: "the batch breaks a rule of its topic",
+    ErrorCode.unsupported_compression_type: "the broker does not support this compression",
+    ErrorCode.offset_not_available: "a new leader does not know its high watermark yet",
+    ErrorCode.invalid_record: "the batch violates a setting of the topic",
     ErrorCode.unstable_offset_commit: "a transaction that commits this offset is still open",
     ErrorCode.producer_fenced: "a newer instance with the same transactional id took over",
-    ErrorCode.unknown_topic_id: "the broker has no topic with that id",
-    ErrorCode.transactional_id_not_found: "the transactional id is not known",
+    ErrorCode.unknown_topic_id: "the broker has no topic with this id",
+    ErrorCode.transactional_id_not_found: "unknown transactional id",
     ErrorCode.transaction_abortable: "the transaction must be aborted",
 }
 
@@ -109,7 +109,7 @@ class KafkaError(Exception):
         self.name = error_name(code)
         self.retriable = self.error_code.retriable if retriable is None else retriable
         """Whether the same request may succeed later."""
-        self.text = detail or _SENTENCES.get(self.error_code, "the broker refused the request")
+        self.text = detail or _SENTENCES.get(self.error_code, "the broker rejected the request")
         self.where = where
         self.topic = topic
         self.partition = partition
@@ -143,7 +143,7 @@ def error_name(code: int) -> str:
 
 def sentence(code: int) -> str:
     """What the error means, in a sentence."""
-    return _SENTENCES.get(error_code(code), "the broker refused the request")
+    return _SENTENCES.get(error_code(code), "the broker rejected the request")
 
 
 def check(code: int, detail: str | None = "", *, where: str = "", topic: str | None = None) -> None:

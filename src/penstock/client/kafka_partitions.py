@@ -255,7 +255,7 @@ class PartitionRequests(KafkaCluster):
     def transaction_version_max(api: Api, transaction_version: int) -> int | None:
         """The highest version of a request that means this version of transactions."""
         if transaction_version not in (1, 2):
-            raise ValueError(f"there is no transaction version {transaction_version}")
+            raise ValueError(f"unknown transaction version {transaction_version}")
         return TRANSACTIONS_1[api] if transaction_version == 1 else None
 
     @staticmethod
@@ -263,7 +263,7 @@ class PartitionRequests(KafkaCluster):
         if transaction_version == 2 and connection.version(api) <= TRANSACTIONS_1[api]:
             raise KafkaError(
                 ErrorCode.unsupported_version,
-                "the broker has no transactions of version 2",
+                "the broker does not support transaction version 2",
                 where=str(connection.address),
             )
 

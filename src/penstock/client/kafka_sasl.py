@@ -75,14 +75,16 @@ class Scram:
         fields = _fields(challenge)
         nonce = fields.get("r", "")
         if not nonce.startswith(self._nonce) or nonce == self._nonce:
-            raise _refused("the broker's nonce does not continue ours: somebody is in between")
+            raise _refused("server nonce mismatch: possible man-in-the-middle attack")
         try:
             salt = base64.b64decode(fields["s"], validate=True)
             iterations = int(fields["i"])
         except (KeyError, ValueError, binascii.Error):
             raise _refused("the broker's first SCRAM message is malformed") from None
         if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
-            raise _refused(f"the broker asks for {iterations} SCRAM iterations, not {ITERATIONS_MIN} or more")
+            raise _refused(
+                f"the broker requests {iterations} SCRAM iterations; allowed: {ITERATIONS_MIN} to {ITERATIONS_MAX}"
+            )
         salted = hashlib.pbkdf2_hmac(self._hash_name, self._password, salt, iterations)
         client_key = self._hmac(salted, b"Client Key")
         without_proof = f"c=biws,r={nonce}"
@@ -95,13 +97,13 @@ class Scram:
     def _verify(self, challenge: bytes, signature: bytes) -> None:
         fields = _fields(challenge)
         if "e" in fields:
-            raise _refused(f"the broker says {fields['e']}")
+            raise _refused(f"SCRAM authentication failed: {fields['e']}")
         try:
             shown = base64.b64decode(fields.get("v", ""), validate=True)
         except binascii.Error:
             shown = b""
         if not hmac.compare_digest(shown, signature):
-            raise _refused("the broker does not know the password itself: it is not the one it claims to be")
+            raise _refused("server signature mismatch: the broker does not know the password")
 
     def _hmac(self, key: bytes, message: bytes) -> bytes:
         return hmac.new(key, message, self._hash_name).digest()

@@ -75,7 +75,7 @@ class Tls:
             )
             self._identify(context)
         except (OSError, ValueError) as error:
-            raise _invalid(f"the TLS settings cannot be used: {error}") from None
+            raise _invalid(f"invalid TLS settings: {error}") from None
         context.check_hostname = self.checks_hostname and self.checks_certificate
         if not self.checks_certificate:
             context.verify_mode = ssl.CERT_NONE
@@ -123,7 +123,7 @@ class KafkaSettings:
         known = {name.lower().removeprefix(PREFIX): str(value) for name, value in options.items()}
         bootstrap = known.pop("bootstrap.servers", "")
         if not bootstrap.strip():
-            raise _invalid("bootstrap.servers is missing: host:port, or several with commas between them")
+            raise _invalid("bootstrap.servers is required: host:port, or several separated by commas")
         times = {name: _milliseconds(known, option, cls._default(name)) for option, name in _TIMES.items()}
         tls, sasl = _security(known)
         return cls(
@@ -180,7 +180,7 @@ def _milliseconds(options: dict[str, str], name: str, default: int | str) -> int
 def _security(options: dict[str, str]) -> tuple[Tls | None, Sasl | None]:
     protocol = options.pop("security.protocol", "PLAINTEXT").strip().upper()
     if protocol not in _PROTOCOLS:
-        raise _invalid(f"security.protocol: {protocol!r} is none of {', '.join(_PROTOCOLS)}")
+        raise _invalid(f"security.protocol: {protocol!r} is not one of {', '.join(_PROTOCOLS)}")
     with_tls, with_sasl = _PROTOCOLS[protocol]
     tls, sasl = _tls(options), _sasl(options, with_sasl)
     return (tls if with_tls else None), sasl
@@ -193,11 +193,11 @@ def _sasl(options: dict[str, str], wanted: bool) -> Sasl | None:
     if not wanted:
         return None
     if mechanism not in MECHANISMS:
-        raise _invalid(f"sasl.mechanism: {mechanism or 'nothing'!r} is none of {', '.join(MECHANISMS)}")
+        raise _invalid(f"sasl.mechanism: {mechanism or 'nothing'!r} is not one of {', '.join(MECHANISMS)}")
     if jaas:
         username, password = _jaas_login(jaas)
     if not username:
-        raise _invalid("SASL needs sasl.jaas.config, or sasl.username and sasl.password")
+        raise _invalid("SASL requires sasl.jaas.config, or sasl.username and sasl.password")
     return Sasl(mechanism, username, password)
 
 
@@ -205,13 +205,13 @@ def _jaas_login(text: str) -> tuple[str, str]:
     """User name and password of a login module: `org...ScramLoginModule required username="u" password="p";`."""
     module = _JAAS_MODULE.match(text)
     if module is None or not module[1].endswith(("PlainLoginModule", "ScramLoginModule")):
-        raise _invalid("sasl.jaas.config is not that of PlainLoginModule or ScramLoginModule")
+        raise _invalid("sasl.jaas.config: expected PlainLoginModule or ScramLoginModule")
     found = {
         name: re.sub(r"\\(.)", r"\1", double or single or bare)
         for name, double, single, bare in _JAAS_OPTION.findall(text, module.end())
     }
     if "username" not in found or "password" not in found:
-        raise _invalid("sasl.jaas.config says no username and password")
+        raise _invalid("sasl.jaas.config has no username and password")
     return found["username"], found["password"]
 
 
@@ -219,12 +219,12 @@ def _tls(options: dict[str, str]) -> Tls:
     for store in ("truststore", "keystore"):
         kind = options.pop(f"ssl.{store}.type", "PEM").strip().upper()
         if kind != "PEM":
-            raise _invalid(f"ssl.{store}.type: {kind} is a Java format; export it as PEM and say ssl.{store}.type=PEM")
+            raise _invalid(f"ssl.{store}.type: {kind} is a Java format; export it as PEM and set ssl.{store}.type=PEM")
         # Guards a Java store; a PEM file has no password but its key's.
         options.pop(f"ssl.{store}.password", None)
     key, chain = options.pop("ssl.keystore.key", ""), options.pop("ssl.keystore.certificate.chain", "")
     if bool(key) != bool(chain):
-        raise _invalid("ssl.keystore.key and ssl.keystore.certificate.chain go together")
+        raise _invalid("ssl.keystore.key and ssl.keystore.certificate.chain must be set together")
     checks = options.pop("enable.ssl.certificate.verification", "true").strip().lower()
     if checks not in ("true", "false"):
         raise _invalid(f"enable.ssl.certificate.verification: {checks!r} is neither true nor false")
@@ -245,5 +245,5 @@ def _tls(options: dict[str, str]) -> Tls:
 
 def _pem_path(path: str, option: str) -> str:
     if b"-----BEGIN" not in Path(path).read_bytes():
-        raise ValueError(f"{path} is no PEM file; export Java's stores as PEM ({option})")
+        raise ValueError(f"{path} is not a PEM file; export Java key stores as PEM ({option})")
     return path

@@ -110,11 +110,11 @@ class MiniKafkaClient(StreamClient):
         self._send_line(line)
         answer = self._line()
         if answer != b"+OK":
-            raise ConnectionError(f"the server answered {answer!r} where +OK is due: it does not speak MiniKafka")
+            raise ConnectionError(f"the server answered {answer!r}, expected +OK: it does not speak MiniKafka")
 
     def _send_line(self, line: bytes) -> None:
         if b"\n" in line:
-            raise ValueError("a name with a line feed cannot be sent")
+            raise ValueError("a name must not contain a line feed")
         self._send(line + b"\n")
 
     def _line(self) -> bytes:
@@ -132,5 +132,5 @@ def _produce(topic: str, key: bytes, value: bytes) -> bytes:
     name = topic.encode()
     for word in (name, key):
         if b" " in word or b"\n" in word:
-            raise ValueError(f"{word!r} has a blank or a line feed: MiniKafka's lines have no room for it")
+            raise ValueError(f"{word!r} contains a blank or a line feed, which MiniKafka does not support")
     return b"TOPIC %b %b %d\n%b" % (name, key, len(value), value)

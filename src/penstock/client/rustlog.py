@@ -216,7 +216,7 @@ class RustLogClient(StreamClient):
 
     def _exchange(self, payload: bytes) -> bytes:
         if len(payload) > FRAME_BYTES_MAX:
-            raise ValueError(f"a frame of {len(payload)} bytes is more than RustLog's {FRAME_BYTES_MAX}")
+            raise ValueError(f"a frame of {len(payload)} bytes exceeds RustLog's limit of {FRAME_BYTES_MAX}")
         self._send(_LENGTH.pack(len(payload)) + payload)
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         if not length:
@@ -227,7 +227,7 @@ class RustLogClient(StreamClient):
 def _text(text: str) -> bytes:
     raw = text.encode()
     if len(raw) > 0xFFFF:
-        raise ValueError(f"a name of {len(raw)} bytes is more than RustLog's 65535")
+        raise ValueError(f"a name of {len(raw)} bytes exceeds RustLog's limit of 65535")
     return len(raw).to_bytes(2, "big") + raw
 
 

@@ -87,5 +87,5 @@ def understood(dialect: str) -> Iterator[None]:
     try:
         yield
     except (struct.error, IndexError, KeyError, TypeError, ValueError) as error:
-        text = f"an answer that cannot be read ({error}): the server does not speak {dialect}"
+        text = f"malformed response ({error}): the server does not speak {dialect}"
         raise ConnectionError(text) from None
