@@ -109,3 +109,37 @@ def test_empty_records_listed_by_the_index_are_records(tmp_path: Path) -> None:
     records, findings = read("fluxgo", tmp_path)
     assert values(records["t-0"]) == list(enumerate([b"a"] + [b""] * 2_000))
     assert findings["t-0"].count == 0
+
+
+@pytest.mark.parametrize(("start", "length"), [(512, 512), (1_024, 1_024), (512, 8_192)])
+def test_zeros_between_records_are_damage_and_no_records(tmp_path: Path, start: int, length: int) -> None:
+    written = [b"%d" % n + bytes([255]) * (n * 7 % 90) for n in range(400)]
+    path = fluxgo_log(tmp_path / "t_0", 0, written)
+    data = bytearray(path.read_bytes())
+    data[start : start + length] = bytes(length)
+    path.write_bytes(data)
+    records, findings = read("fluxgo", tmp_path)
+    position, sound, beheaded = 0, [], 0
+    for offset, value in enumerate(written):
+        head = struct.pack(">Q", len(value))
+        end = position + len(head) + len(value)
+        beheaded += not data.startswith(head, position)
+        if data[position:end] == head + value:
+            sound.append((offset, value))
+        position = end
+    kept = values(records["t-0"])
+    assert [one for one in kept if one in sound] == sound
+    assert len(kept) == len(written) - beheaded
+    assert findings["t-0"].count == beheaded > 0
+
+
+def test_empty_records_whose_entries_a_restart_overwrote_are_records(tmp_path: Path) -> None:
+    """After restarts new entries have taken the places of others, so the index has holes."""
+    written = [b"", b"", b"c", b"", b"e", b"", b"g"]
+    path = fluxgo_log(tmp_path / "t_0", 0, written)
+    index = path.with_suffix(".index")
+    entries = index.read_bytes()
+    index.write_bytes(entries[48:64] + entries[80:])
+    records, findings = read("fluxgo", tmp_path)
+    assert values(records["t-0"]) == list(enumerate(written))
+    assert findings["t-0"].count == 0

@@ -5,7 +5,7 @@ An index, if there is one, gives the starts of records but not their number: Flu
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 
 from penstock.imports.bytes_of_file import FileBytes
@@ -34,11 +34,15 @@ def counted_frames(
     format has one.
     """
     position = number = 0
-    places = sorted(anchors)
+    places = sorted(place for place in anchors if place < file.size)
     parse = _remembering(parse)
     while position < file.size:
         frame = parse(file, position)
-        is_blank = frame is not None and frame.end - position == blank_bytes and _are_zeros(file, position, places)
+        is_blank = (
+            frame is not None
+            and frame.end - position == blank_bytes
+            and _are_zeros(file, parse, position, blank_bytes, places)
+        )
         if frame is not None and not (
             is_blank
             or _misleads(file, parse, frame, anchors, places)
@@ -70,14 +74,34 @@ def _remembering(parse: Parse) -> Parse:
     return parse_once
 
 
-def _are_zeros(file: FileBytes, position: int, places: list[int]) -> bool:
-    """Whether many zeros start here that the index does not list as records, or only zeros follow its last record."""
-    at = bisect_left(places, position)
-    if at < len(places) and places[at] == position:
-        return False
+def _are_zeros(file: FileBytes, parse: Parse, position: int, blank_bytes: int, places: list[int]) -> bool:
+    """Whether a record that is all zeros is none: its place was overwritten with zeros, or never written.
+
+    A record that the index knows is one if the next entry's record follows it, or if records that are not all zeros lie
+    between the two, whose entries a restart overwrote. Elsewhere many zeros are no records, and neither are zeros up to the
+    end of the file after the last entry.
+    """
+    at = bisect_right(places, position)
+    if at and places[at - 1] == position:
+        is_last = at == len(places)
+        return not is_last and not _reaches(file, parse, position, blank_bytes, places[at])
     data = file.at(position, ZEROS_BYTES)
     is_after_index = bool(places) and at == len(places)
     return not data.strip(b"\0") and (is_after_index or len(data) == ZEROS_BYTES)
+
+
+def _reaches(file: FileBytes, parse: Parse, position: int, blank_bytes: int, end: int) -> bool:
+    """Whether records lie between two places without a gap: one, or several that are not all zeros."""
+    if position + blank_bytes == end:
+        return True
+    are_blank = True
+    while position < end:
+        frame = parse(file, position)
+        if frame is None:
+            return False
+        are_blank = are_blank and frame.end - position == blank_bytes
+        position = frame.end
+    return position == end and not are_blank
 
 
 def _next_anchor(file: FileBytes, parse: Parse, places: list[int], position: int) -> int | None:
