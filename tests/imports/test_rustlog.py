@@ -125,3 +125,35 @@ def test_the_index_is_not_needed(tmp_path: Path) -> None:
     records, findings = read("rustlog", tmp_path)
     assert values(records["t-0"]) == list(enumerate(PAYLOADS))
     assert findings["t-0"].count == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_zeros_of_the_size_of_records_are_damage_and_no_records(tmp_path: Path, count: int) -> None:
+    """No offset is given twice, so offset 0 is that of the first record only."""
+    payloads = [b"%08d" % n * 3 for n in range(20)]
+    path = _log(tmp_path / "t-0", payloads=payloads)
+    data = bytearray(path.read_bytes())
+    data[5 * 36 : (5 + count) * 36] = bytes(36 * count)
+    path.write_bytes(data)
+    records, findings = read("rustlog", tmp_path)
+    assert values(records["t-0"]) == [(n, one) for n, one in enumerate(payloads) if not 5 <= n < 5 + count]
+    assert findings["t-0"].bytes == 36 * count
+
+
+def test_records_around_gaps_come_over_when_values_look_like_records(tmp_path: Path) -> None:
+    """Empty values, zeros, and records inside values: what compaction leaves is no damage."""
+    payloads = [b"", bytes(30), b"", rustlog_record(7, b"x") * 3, b"", bytes(100), b"last"]
+    written = [(n * n + 300, payloads[n % len(payloads)]) for n in range(200)]
+    rustlog_log(tmp_path / "t-0", 300, [rustlog_record(*one) for one in written])
+    records, findings = read("rustlog", tmp_path)
+    assert values(records["t-0"]) == written
+    assert (findings["t-0"].count, findings["t-0"].renumbered) == (0, 0)
+
+
+def test_a_length_that_leads_past_whole_records_is_damage(tmp_path: Path) -> None:
+    written = [(n * 3, b"%052d" % n) for n in range(10)]
+    path = rustlog_log(tmp_path / "t-0", 0, [rustlog_record(*one) for one in written])
+    flip(path, 4 * 64 + 3)
+    records, findings = read("rustlog", tmp_path)
+    assert values(records["t-0"]) == written[:4] + written[5:]
+    assert findings["t-0"].count == 1

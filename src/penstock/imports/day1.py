@@ -75,4 +75,4 @@ def _peek(file: FileBytes, position: int) -> int | None:
     return _OFFSET.unpack(head)[0] if len(head) == _OFFSET.size else None
 
 
-_FORMAT = NumberedFormat(_parse, _peek, Head.of(rb"(?!\0{14})\0\0.{12}", 14), 14)
+_FORMAT = NumberedFormat(_parse, _peek, Head.of(rb"(?!\0{14})\0\0.{12}", 14), 14, repeats_offsets=True)

@@ -24,7 +24,7 @@ GAP_MAX = 1 << 31
 ZEROS_BYTES = 512
 """The size of a sector. This many zeros are not records, although a format may have records that are all zeros."""
 EARLY_OFFSET = 64
-"""Position up to which records with offset 0 are natural: many requests may open a log while it is empty."""
+"""Below it records of offset 0 are natural if offsets repeat: many requests may open a log while it is empty."""
 _AGREEING = 3
 """Consecutive records that confirm a position."""
 
@@ -39,7 +39,9 @@ class NumberedFormat(NamedTuple):
     peek: Peek
     head: Head
     record_bytes_min: int
-    """Size of a record without key and value, which is all zeros with offset 0."""
+    """Of a record without key and value, which with offset 0 is all zeros."""
+    repeats_offsets: bool
+    """Whether its broker gives offsets twice. If not, offsets rise, and gaps are common."""
 
 
 def numbered_records(partition: SourcePartition, form: NumberedFormat, findings: Findings) -> Iterator[SourceRecord]:
@@ -82,6 +84,7 @@ class _Scan:
     def __init__(self, file: FileBytes, form: NumberedFormat) -> None:
         self._file = file
         self._form = form
+        self._early_offset = EARLY_OFFSET if form.repeats_offsets else 0
         self._highest = -1
         """The highest offset so far."""
 
@@ -111,20 +114,46 @@ class _Scan:
         """The same for a frame with offset 0, or with an unusual `offset` after it."""
         end = frame.end
         if self.is_blank(frame, position) and (
-            self._highest >= EARLY_OFFSET or (position + ZEROS_BYTES <= self._file.size and self._are_zeros(position))
+            self._highest >= self._early_offset
+            or (position + ZEROS_BYTES <= self._file.size and self._are_zeros(position))
         ):
             return False
         if offset is None or 0 < offset <= highest + 1:
             return True
         after = self._form.parse(self._file, end)
-        is_early = offset == 0 and highest < EARLY_OFFSET and after is not None
+        is_early = offset == 0 and highest < self._early_offset and after is not None
         if is_early and after is not None and not self.is_blank(after, end):
             return True
         if not is_early and not self._are_zeros(end) and not self._agrees(after, highest):
             return False
         # That is weak evidence, which a wrong length may lead to by accident: past records that it would hide.
+        if not self._form.repeats_offsets:
+            return not self._hides(frame, position, offset)
         following = self.resume(position)
         return following is None or following >= end
+
+    def _hides(self, frame: Frame, position: int, offset: int) -> bool:
+        """Whether the records that `offset` leaves room for lie inside the frame. Anything that looks like a record does
+        not count: where offsets have gaps, and values are empty or full of zeros, much of a sound log does."""
+        for place in self._form.head.places(self._file, position + 1):
+            if place >= frame.end:
+                return False
+            if self._fills(place, frame, offset):
+                return True
+        return False
+
+    def _fills(self, position: int, outer: Frame, offset: int) -> bool:
+        """Whether records with rising offsets between the frame's and `offset` lie from a place to the frame's end, or
+        several that begin with the next offset."""
+        previous, count = outer.offset, 0
+        while position < outer.end:
+            frame = self._form.parse(self._file, position)
+            if frame is None or not previous < frame.offset < offset:
+                return False
+            previous, position, count = frame.offset, frame.end, count + 1
+            if count == _AGREEING and previous == outer.offset + count:
+                return True
+        return position == outer.end
 
     def _agrees(self, frame: Frame | None, highest: int) -> bool:
         """Whether a frame with an unusual offset leads to a record that fits it, or fits those before it."""

@@ -85,4 +85,4 @@ def _peek(file: FileBytes, position: int) -> int | None:
     return _HEAD.unpack(head)[1] if len(head) == _HEAD.size else None
 
 
-_FORMAT = NumberedFormat(_parse, _peek, Head.of(rb"(?!\0{12})\0.{3}\0\0.{6}", 12), 12)
+_FORMAT = NumberedFormat(_parse, _peek, Head.of(rb"(?!\0{12})\0.{3}\0\0.{6}", 12), 12, repeats_offsets=False)
