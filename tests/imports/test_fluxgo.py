@@ -143,3 +143,13 @@ def test_empty_records_whose_entries_a_restart_overwrote_are_records(tmp_path: P
     records, findings = read("fluxgo", tmp_path)
     assert values(records["t-0"]) == list(enumerate(written))
     assert findings["t-0"].count == 0
+
+
+def test_a_committed_offset_under_a_name_with_a_slash_is_a_loss(tmp_path: Path) -> None:
+    """Group `a` and topic `b/c`, or group `a/b` and topic `c`: both are the same file."""
+    fluxgo_log(tmp_path / "t_0", 0, RECORDS)
+    fluxgo_commit(tmp_path, "a/b", "c", 0, 1)
+    fluxgo_commit(tmp_path, "group", "t", 0, 1)
+    found = fluxgo.find(tmp_path)
+    assert [(one.what, one.is_loss) for one in found.skipped] == [("__consumer_offsets/a/b/c_0.offset", True)]
+    assert fluxgo.commits(tmp_path, Findings()) == [Commit("group", "t", 0, 1)]

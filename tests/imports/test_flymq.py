@@ -92,6 +92,15 @@ def test_committed_offsets_are_the_json_files(tmp_path: Path, form: str, place: 
     assert findings.count == 1
 
 
+def test_committed_offsets_of_a_topic_with_a_slash_are_found(tmp_path: Path) -> None:
+    flymq_commit(tmp_path, "g", "orders", {"0": 1})
+    (tmp_path / "__consumer_offsets" / "a").mkdir()
+    flymq_commit(tmp_path, "g", "a/b", {"0": 4})
+    findings = Findings()
+    assert sorted(flymq.commits(tmp_path, findings)) == [Commit("g", "a/b", 0, 4), Commit("g", "orders", 0, 1)]
+    assert findings.count == 0
+
+
 TIME = 1_650_000_000_000
 DOCUMENT = [
     ((), TIME),

@@ -20,7 +20,7 @@ from pathlib import Path
 from penstock.imports.bytes_of_file import FileBytes
 from penstock.imports.counted import counted_frames
 from penstock.imports.cutting import cut_batches
-from penstock.imports.entries import read_small, walk
+from penstock.imports.entries import Folder, read_small, walk
 from penstock.imports.frames import Frame
 from penstock.imports.source import Commit, Findings, Found, Skips, SourcePartition, SourceRecord
 from penstock.model.limits import IMPORT_SMALL_FILE_BYTES_MAX
@@ -32,6 +32,8 @@ COMMITS = "__consumer_offsets"
 
 _LENGTH = struct.Struct(">Q")
 _INDEX_ENTRY = struct.Struct(">QQ")
+_COMMITS_DEPTH = 2
+"""Of the folder that a group's offsets are in."""
 _PARTITION = re.compile(r"(?P<topic>.*)_(?P<number>[0-9]+)", re.DOTALL)
 
 
@@ -39,7 +41,7 @@ def find(root: Path) -> Found:
     found = Found()
     for folder in walk(root, found.skipped):
         if folder.parts[0] == COMMITS:
-            folder.skip_rest(found.skipped, "not a file of FluxGo", _is_commit if "/" in folder.name else _is_log)
+            _skip_rest_of_commits(folder, found.skipped)
             continue
         match = _PARTITION.fullmatch(folder.name)
         files, sizes = folder.take_segments(".log")
@@ -51,6 +53,15 @@ def find(root: Path) -> Found:
             found.skipped.add(folder.name, "it has an index and no .log file")
         folder.skip_rest(found.skipped, "not a file of FluxGo", lambda name: name.endswith(".index"))
     return found
+
+
+def _skip_rest_of_commits(folder: Folder, skips: Skips) -> None:
+    depth = len(folder.parts)
+    if depth <= _COMMITS_DEPTH:
+        folder.skip_rest(skips, "not a file of FluxGo", _is_log if depth == 1 else _is_commit)
+        return
+    why = "the group's or the topic's name has a slash, and nothing says which"
+    folder.skip_rest(skips, why, lambda name: name.endswith(".offset.tmp"))
 
 
 def _is_commit(name: str) -> bool:
@@ -107,7 +118,7 @@ def commits(root: Path, findings: Findings) -> list[Commit]:
     for folder in walk(root, Skips()):
         if not folder.name:
             folder.folders[:] = [name for name in folder.folders if name == COMMITS]
-        elif folder.name.count("/") == 1:
+        elif len(folder.parts) == _COMMITS_DEPTH:
             folder.folders.clear()
             group = folder.parts[1]
             for name in folder.files:

@@ -223,7 +223,6 @@ def commits(root: Path, findings: Findings) -> list[Commit]:
         if not folder.name:
             folder.folders[:] = [name for name in folder.folders if name == COMMITS]
             continue
-        folder.folders.clear()
         for name in folder.files:
             if name.endswith(".json"):
                 found += _read_commits(folder.path / name, findings)
