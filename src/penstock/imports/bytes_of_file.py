@@ -1,25 +1,31 @@
 """A file as bytes that can be looked at anywhere, of which only a window is in memory.
 
 Readers ask for a range and get exactly that, or less at the end of the file. No file is mapped: a bad sector must be an
-error of one read, not the end of the process.
+error of one read, not the end of the process. A file that cannot be opened or read is damage from there on (`read_frames`).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from penstock.imports.entries import open_regular
+from penstock.imports.source import Findings
 
 WINDOW_BYTES = 4 * 1024 * 1024
+_UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
+"""What another try would not change. Anything else, such as too many open files, ends the import."""
+
+T = TypeVar("T")
 
 
 class FileBytes:
-    __slots__ = ("_fd", "_window", "_window_start", "modified_ms", "path", "size")
+    __slots__ = ("_fd", "_window", "_window_start", "asked_for", "modified_ms", "path", "size")
 
     def __init__(self, path: str | Path, size: int | None = None) -> None:
         """Only the first `size` bytes are read: a running broker may append meanwhile."""
@@ -30,6 +36,8 @@ class FileBytes:
         self.modified_ms = status.st_mtime_ns // 1_000_000
         self._window = b""
         self._window_start = 0
+        self.asked_for = 0
+        """The last position that was not in memory."""
 
     def at(self, position: int, length: int) -> bytes:
         """`length` bytes from `position`, or as many as there are."""
@@ -38,15 +46,22 @@ class FileBytes:
             return self._window[start : start + length]
         length = max(0, min(length, self.size - position))
         wanted = min(max(length, WINDOW_BYTES), max(0, self.size - position))
-        parts = []
-        at = position
-        while wanted > 0 and (part := os.pread(self._fd, wanted, at)):
-            parts.append(part)
-            at += len(part)
-            wanted -= len(part)
-        self._window = parts[0] if len(parts) == 1 else b"".join(parts)
+        self.asked_for = position
+        try:
+            window = self._read(position, wanted)
+        except OSError:
+            window = self._read(position, length)  # what was asked for may lie before the bad sector
+        self._window = window
         self._window_start = position
-        return self._window[:length]
+        return window[:length]
+
+    def _read(self, position: int, wanted: int) -> bytes:
+        parts = []
+        while wanted > 0 and (part := os.pread(self._fd, wanted, position)):
+            parts.append(part)
+            position += len(part)
+            wanted -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def find(self, needle: bytes, position: int, end: int) -> int:
         """Where `needle` next begins at or behind `position` and before `end`; -1 if it does not."""
@@ -90,3 +105,20 @@ class FileBytes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def read_frames(path: str, size: int, findings: Findings, frames_of: Callable[[FileBytes], Iterator[T]]) -> Iterator[T]:
+    """What `frames_of` finds in a file; from where it cannot be read, the rest of the file is reported as lost."""
+    file: FileBytes | None = None
+    try:
+        with FileBytes(path, size) as file:
+            yield from frames_of(file)
+    except OSError as error:
+        note_unreadable(error, path, 0 if file is None else file.asked_for, size, findings)
+
+
+def note_unreadable(error: OSError, path: str, position: int, size: int, findings: Findings) -> None:
+    """Report the rest of a file as lost; raises the error if another try may succeed."""
+    if error.errno not in _UNREADABLE:
+        raise error
+    findings.add(path, position, size - position, f"cannot be read: {os.strerror(error.errno)}")

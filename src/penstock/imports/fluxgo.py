@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from penstock.imports.bytes_of_file import FileBytes
+from penstock.imports.bytes_of_file import FileBytes, read_frames
 from penstock.imports.counted import counted_frames
 from penstock.imports.cutting import cut_batches
 from penstock.imports.entries import Folder, read_small, walk
@@ -83,11 +84,14 @@ def _records(partition: SourcePartition, findings: Findings) -> Iterator[SourceR
         path = Path(name)
         base_offset = max(int(path.stem), following)
         is_moved = base_offset > int(path.stem)
-        with FileBytes(path, size) as file:
-            for number, frame in counted_frames(file, _parse, findings, _anchors(path), blank_bytes=_LENGTH.size):
-                findings.renumbered += is_moved
-                following = base_offset + number + 1
-                yield SourceRecord(base_offset + number, frame.timestamp, None, frame.value)
+        for number, frame in read_frames(name, size, findings, partial(_frames, path, findings)):
+            findings.renumbered += is_moved
+            following = base_offset + number + 1
+            yield SourceRecord(base_offset + number, frame.timestamp, None, frame.value)
+
+
+def _frames(path: Path, findings: Findings, file: FileBytes) -> Iterator[tuple[int, Frame]]:
+    return counted_frames(file, _parse, findings, _anchors(path), blank_bytes=_LENGTH.size)
 
 
 def _parse(file: FileBytes, position: int) -> Frame | None:

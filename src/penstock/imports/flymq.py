@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from penstock.imports.bytes_of_file import FileBytes
+from penstock.imports.bytes_of_file import FileBytes, read_frames
 from penstock.imports.counted import counted_frames, runs_on
 from penstock.imports.cutting import cut_batches
 from penstock.imports.entries import read_small, walk
@@ -118,12 +119,15 @@ def _records(partition: SourcePartition, findings: Findings) -> Iterator[SourceR
         path = Path(name)
         base_offset = max(int(path.stem), following)
         is_moved = base_offset > int(path.stem)
-        with FileBytes(path, size) as file:
-            form = _form_of(file, partition.layout)
-            for number, frame in counted_frames(file, form.parse, findings, _anchors(path), head=form.head):
-                findings.renumbered += is_moved
-                following = base_offset + number + 1
-                yield SourceRecord(base_offset + number, frame.timestamp, frame.key, frame.value, frame.headers)
+        for number, frame in read_frames(name, size, findings, partial(_frames, path, partition.layout, findings)):
+            findings.renumbered += is_moved
+            following = base_offset + number + 1
+            yield SourceRecord(base_offset + number, frame.timestamp, frame.key, frame.value, frame.headers)
+
+
+def _frames(path: Path, layout: str, findings: Findings, file: FileBytes) -> Iterator[tuple[int, Frame]]:
+    form = _form_of(file, layout)
+    return counted_frames(file, form.parse, findings, _anchors(path), head=form.head)
 
 
 class _Form(NamedTuple):

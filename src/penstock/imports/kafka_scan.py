@@ -14,6 +14,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from penstock.imports.batch_checks import batch_problem
+from penstock.imports.bytes_of_file import note_unreadable
 from penstock.imports.entries import open_regular
 from penstock.imports.kafka_search import next_sound
 from penstock.imports.source import Findings, SourcePartition
@@ -47,14 +48,23 @@ class KafkaScan:
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self.stretches: list[Stretch] = []
         self._following = 0
+        self._position = 0
+        """Up to here the file is read."""
 
     def __iter__(self) -> Iterator[Batch]:
         for file, size in zip(self._partition.files, self._partition.sizes, strict=True):
-            fd = open_regular(file)
+            self._position = 0
             try:
-                yield from self._scan(file, fd, min(size, os.fstat(fd).st_size))
-            finally:
-                os.close(fd)
+                yield from self._scan_file(file, size)
+            except OSError as error:
+                note_unreadable(error, file, self._position, size, self._findings)
+
+    def _scan_file(self, file: str, size: int) -> Iterator[Batch]:
+        fd = open_regular(file)
+        try:
+            yield from self._scan(file, fd, min(size, os.fstat(fd).st_size))
+        finally:
+            os.close(fd)
 
     def _scan(self, file: str, fd: int, size: int) -> Iterator[Batch]:
         least = base_offset_of(Path(file))
@@ -79,10 +89,11 @@ class KafkaScan:
             if at:
                 self._sound(file, position, at)
                 position += at
+                self._position = position
             elif not reason:
                 continue  # a batch that is larger than the buffer was; it is larger now
             else:
-                position = self._damaged(file, position, size, max(least, self._following), reason)
+                position = self._position = self._damaged(file, position, size, max(least, self._following), reason)
 
     def _batch(self, at: int, filled: int, left: int, least: int) -> Batch | str:
         """The sound batch at `at` of the buffer; "" when more has to be read, else what is wrong."""

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.imports.bytes_of_file import FileBytes
+from penstock.imports.bytes_of_file import FileBytes, read_frames
 from penstock.imports.checked import checked_frames
 from penstock.imports.cutting import cut_batches
 from penstock.imports.entries import walk
@@ -122,23 +122,30 @@ def _in_order(partition: SourcePartition, findings: Findings) -> Iterator[Frame]
 
 
 def _first_time(cursor: _Cursor) -> int:
-    with FileBytes(cursor.path, cursor.size) as file:
-        first = next(checked_frames(file, _parse, _HEAD_OF, Findings()), None)
-        return 0 if first is None else first[1].timestamp
+    first = next(_frames(cursor, Findings()), None)
+    return 0 if first is None else first[1].timestamp
 
 
 def _until_older(cursor: _Cursor, next_time: int | None, findings: Findings) -> Iterator[Frame]:
     """The frames of a file, up to one whose id falls back and that is newer than the next frame of another file."""
     highest = -1
-    with FileBytes(cursor.path, cursor.size) as file:
-        for position, frame in checked_frames(file, _parse, _HEAD_OF, findings, cursor.position):
-            cursor.time = max(cursor.time, frame.timestamp)
-            if frame.offset <= highest and next_time is not None and cursor.time > next_time:
-                cursor.position = position
-                return
-            highest = max(highest, frame.offset)
-            yield frame
+    for position, frame in _frames(cursor, findings):
+        cursor.time = max(cursor.time, frame.timestamp)
+        if frame.offset <= highest and next_time is not None and cursor.time > next_time:
+            cursor.position = position
+            return
+        highest = max(highest, frame.offset)
+        yield frame
     cursor.position = -1
+
+
+def _frames(cursor: _Cursor, findings: Findings) -> Iterator[tuple[int, Frame]]:
+    """From where the cursor is."""
+
+    def frames_of(file: FileBytes) -> Iterator[tuple[int, Frame]]:
+        return checked_frames(file, _parse, _HEAD_OF, findings, cursor.position)
+
+    return read_frames(cursor.path, cursor.size, findings, frames_of)
 
 
 def _parse(file: FileBytes, position: int) -> Frame | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from penstock.imports.bytes_of_file import FileBytes
+from penstock.imports.bytes_of_file import FileBytes, read_frames
 from penstock.imports.frames import ZEROS, Frame, Head, Parse, what_is_wrong
 from penstock.imports.numbering import number_frames
 from penstock.imports.source import Findings, SourcePartition, SourceRecord
@@ -52,8 +52,7 @@ def numbered_records(partition: SourcePartition, form: NumberedFormat, findings:
 
 def _frames(partition: SourcePartition, form: NumberedFormat, findings: Findings) -> Iterator[Frame]:
     for path, size in zip(partition.files, partition.sizes, strict=True):
-        with FileBytes(path, size) as file:
-            yield from numbered_frames(file, form, findings)
+        yield from read_frames(path, size, findings, lambda file: numbered_frames(file, form, findings))
 
 
 def numbered_frames(file: FileBytes, form: NumberedFormat, findings: Findings) -> Iterator[Frame]:
