@@ -16,6 +16,9 @@ from penstock.server.config_schema import DIALECTS
 from penstock.server.deadlines import FIELDS, deadlines_of
 from tests.cli.conftest import Ended, Run
 
+BOMB = "l0: &l0 [x]\n" + "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in range(1, 7))
+"""Each list has ten times the one before it."""
+
 FLUXGO_SHIPPED = """
 server:
   listen_address: ":9898"
@@ -160,7 +163,8 @@ def test_each_timeout_goes_to_its_deadlines_and_to_no_other(penstock: Run, tmp_p
         ('log: {data_dir: "a\\0b"}', 'log.data_dir = "a\\u0000b" cannot be converted: data_dir must be a path'),
         ("log: {data_dir: ~nobody-of-that-name/x}", "Could not determine home directory"),
         ("when: 2020-13-01", "server.yaml: not valid YAML: month must be in 1..12"),
-        ("extra: &it [*it]", "server.yaml: nested too deeply or self-referencing"),
+        ("extra: &it [*it]", "server.yaml: a value contains itself"),
+        (BOMB, "server.yaml: has 2345679 values with its aliases written out, at most 100000 are allowed"),
         ("server: {read_timeout: 30 s}", 'server.read_timeout = "30 s" is not a duration'),
         ("server: {read_timeout: -1s}", "is not a duration"),
         ("server: {listen_address: nowhere}", 'server.listen_address = "nowhere" is not HOST:PORT'),
@@ -414,6 +418,12 @@ def test_switch_with_any_value_but_false_is_on(penstock: Run, tmp_path: Path, ke
     assert line.startswith(f"{key} = ")
 
 
+@pytest.mark.parametrize("value", [2, 1.0, "1", True, [1]], ids=repr)
+def test_a_replication_factor_that_is_not_one_or_less_is_refused(penstock: Run, tmp_path: Path, value: Any) -> None:
+    (line,) = refused(flymq(penstock, tmp_path, {"partition": {"default_replication_factor": value}}))
+    assert line.startswith("partition.default_replication_factor = ")
+
+
 @pytest.mark.parametrize("spelled", ["Auth.Enabled", "AUTH.ENABLED", "auth.enAbled"])
 def test_keys_are_read_in_any_case_as_flymq_reads_them(penstock: Run, tmp_path: Path, spelled: str) -> None:
     section, name = spelled.split(".")
@@ -495,6 +505,8 @@ def test_files_of_an_absent_switch_are_refused(
         {"authentication": {"enabled": True}},
         {"users": [{"name": "ann", "token": "hunter2"}]},
         {"replication": {"factor": 3}},
+        {"min_insync": 2},
+        {"ip_whitelist": ["10.0.0.0/8"]},
         {"encryption_key": "hunter2"},
     ],
     ids=lambda settings: next(iter(settings)),

@@ -13,6 +13,10 @@ from penstock.server.config import Config, Listener, load, sources
 from penstock.server.config_schema import DIALECTS, KEYS, SECTIONS, ConfigKey
 
 ROOT = Path(__file__).parents[2]
+BOMB = "a: &a [x: y]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a, *a]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n" for before, name in zip("bcde", "cdef", strict=True)
+)
+"""Each list has ten times the one before it."""
 
 
 def from_yaml(tmp_path: Path, text: str, env: dict[str, str] | None = None) -> Config:
@@ -194,6 +198,9 @@ def test_an_unknown_dialect_is_refused_with_those_served() -> None:
         ("data_dir: ~nobody-is-called-so/data", "data_dir = '~nobody-is-called-so/data': Could not determine home"),
         ("broker: {cluster_id: 2020-13-01}", "not valid YAML: month must be in 1..12"),
         ("a: " + "[" * 5_000, "not valid YAML"),
+        (BOMB, "values with its aliases written out, at most 100000 are allowed"),
+        (BOMB.replace("[", "!!omap [", 1), "values with its aliases written out"),
+        ("a: {b: &it {c: [*it]}}", "a value contains itself"),
     ],
 )
 def test_a_wrong_file_is_refused_with_one_line_that_names_the_place(tmp_path: Path, text: str, said: str) -> None:

@@ -17,7 +17,7 @@ KeyPath = tuple[Any, ...]
 
 _SOUNDS_LIKE = re.compile(
     r"tls|ssl|auth|secur|crypt|cipher|cert|password|secret|token|credential|acl|rbac|permission|user|allow|deny"
-    r"|replic|isr|quorum|peer",
+    r"|whitelist|blacklist|firewall|replic|isr|in_?sync|quorum|peer",
     re.IGNORECASE,
 )
 _OFF_WORDS = frozenset({"", "0", "false", "no", "off", "none", "disabled"})
@@ -42,7 +42,7 @@ def is_empty(value: Any) -> bool:
 
 
 def is_one_copy(value: Any) -> bool:
-    return value is None or (isinstance(value, int) and value <= 1)
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value <= 1)
 
 
 def switch_of_text(text: str) -> Any:

@@ -10,6 +10,9 @@ import yaml
 
 from penstock.model.errors import StartError
 
+VALUES_MAX = 100_000
+"""Of a file with its aliases written out: a few hundred bytes can stand for billions."""
+
 
 class _Loader(yaml.SafeLoader):
     """YAML where a key written twice is an error, not a surprise."""
@@ -46,8 +49,31 @@ def read_yaml(file: Path) -> dict[Any, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise StartError(f"file {file}: expected a mapping of sections, not {type(content).__name__}")
+        raise StartError(f"file {file}: a mapping of sections is expected, not {type(content).__name__}")
+    count = _count(content, {})
+    if count is None:
+        raise StartError(f"file {file}: a value contains itself")
+    if count > VALUES_MAX:
+        raise StartError(
+            f"file {file}: has {count} values with its aliases written out, at most {VALUES_MAX} are allowed"
+        )
     return content
+
+
+def _count(value: Any, counted: dict[int, int | None]) -> int | None:
+    """How many values a text of it would have, without writing it; None if it contains itself."""
+    if not isinstance(value, (dict, list, tuple, set)):
+        return 1
+    if id(value) not in counted:
+        counted[id(value)] = None
+        total = 1
+        for part in value.values() if isinstance(value, dict) else value:
+            count = _count(part, counted)
+            if count is None:
+                return None
+            total += count
+        counted[id(value)] = total
+    return counted[id(value)]
 
 
 def _yaml_problem(error: yaml.YAMLError) -> Iterator[str]:
