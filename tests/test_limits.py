@@ -219,6 +219,10 @@ PROOFS: dict[str, Proof] = {
     "compressed parts of a batch (members, frames, blocks)": Proof(
         "records/test_compression.py::test_parts_that_hold_nothing_are_bounded", "records.compression:PARTS_MAX"
     ),
+    "window of a zstd frame": Proof(
+        "records/test_compression.py::test_zstd_window_above_the_limit_is_refused",
+        "records.compression:_ZSTD_WINDOW_BYTES_MAX",
+    ),
     "records of a batch in a topic with rules about records (compacted, or bounded timestamps)": Proof(
         "broker/test_preparing.py::test_a_batch_of_too_many_records_is_refused", "PREPARED_RECORDS_MAX"
     ),
@@ -519,6 +523,16 @@ PROOFS: dict[str, Proof] = {
     "records about transactions written by one timeout check": Proof(
         "coordination/test_transactions.py::test_a_tick_writes_a_bounded_number_of_records_and_the_rest_is_due_at_once",
         "coordination.transactions:RECORDS_PER_TICK_MAX",
+    ),
+    "partitions of the transactions aborted by one timeout check": Proof(
+        "coordination/test_transactions.py::test_large_transactions_time_out_a_few_at_a_time",
+        "coordination.transactions:PARTITIONS_PER_TICK_MAX",
+    ),
+    "patterns of consumer groups whose topics are kept": Proof(
+        "broker/test_patterns.py::test_changes_and_patterns_that_are_kept_are_limited", "broker.patterns:KEPT_MAX"
+    ),
+    "topic changes kept for these patterns": Proof(
+        "broker/test_patterns.py::test_changes_and_patterns_that_are_kept_are_limited", "broker.patterns:CHANGES_MAX"
     ),
 }
 

@@ -262,6 +262,18 @@ def test_parts_that_hold_nothing_are_bounded(name: str) -> None:
         decompress(codec, start + part * (PARTS_MAX + 2), 1_000)
 
 
+@pytest.mark.parametrize(("window_log", "is_read"), [(27, True), (28, False)])
+def test_zstd_window_above_the_limit_is_refused(window_log: int, is_read: bool) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log, write_content_size=False)
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    packed = stream.compress(b"data") + stream.flush()
+    if is_read:
+        assert decompress(Codec.ZSTD, packed, 1_000) == b"data"
+    else:
+        with pytest.raises(DecompressionError):
+            decompress(Codec.ZSTD, packed, 1_000)
+
+
 def longest_hold(work: Callable[[], object]) -> float:
     """The largest part of the processor time of a thread with `work` in which this thread could not run."""
     started, done = threading.Event(), threading.Event()
