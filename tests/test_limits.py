@@ -138,6 +138,11 @@ PROOFS: dict[str, Proof] = {
         "RESERVE_BYTES",
     ),
     # ---- topics
+    "bytes of log between two index entries": Proof(
+        "model/test_topic_config.py::test_an_index_interval_above_the_limit_acts_like_it "
+        "storage/test_segment.py::test_locate_pauses_where_the_index_lacks_entries",
+        "INDEX_INTERVAL_BYTES_MAX",
+    ),
     "partitions of a topic": Proof(
         "broker/test_topics.py::test_partitions_of_a_topic_are_limited", "PARTITIONS_PER_TOPIC_MAX"
     ),

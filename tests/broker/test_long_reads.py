@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.broker import record_reads
+from penstock.broker import offsets, pauses, record_reads
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import Acks, Isolation, RecordsRead
 from penstock.broker.record_reads import READ_ON_LOOP_BYTES_MAX, UNPACKED_ON_LOOP_BYTES_MAX
@@ -21,6 +21,7 @@ from penstock.model.pending import Pending
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.compression import CODECS, Codec
 from penstock.records.control import Marker, MarkerKind
+from penstock.storage import segment
 from tests.broker.failing_disk import CueDisk, answer_of, engine_on, turns, until
 
 MIB = 1024 * 1024
@@ -141,6 +142,47 @@ def test_every_record_of_a_large_batch_is_found(tmp_path: Path, codec: int) -> N
             assert (found.offset, found.timestamp_ms) == (offset, 100 + offset)
 
     on_engine(tmp_path, body)
+
+
+# ---- searches ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timestamp", [-1, 7])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_search_for_a_timestamp_among_many_equal_ones_serves_others_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timestamp: int, restarted: bool
+) -> None:
+    monkeypatch.setattr(segment, "SEARCH_HEADERS_MAX", 50)
+    monkeypatch.setattr(segment, "REBUILD_HEADERS", 50)
+    monkeypatch.setattr(pauses, "SLICE_S", 0.0)
+    count = 1_000
+
+    async def fill(engine: EmbeddedEngine) -> None:
+        await answer_of(
+            engine.alter_configs({"t": {"segment.bytes": "30000", "retention.ms": "-1"}}, validate_only=False)
+        )
+        for _ in range(count):
+            append(engine, [NewRecord(timestamp, None, b"v")])
+        append(engine, [NewRecord(9, None, b"last")])
+        if not restarted:
+            await search(engine)
+
+    async def search(engine: EmbeddedEngine) -> None:
+        log = engine.partition("t", 0).log  # type: ignore[union-attr]
+        assert log is not None
+        assert len(log.segments) > 2
+        for wanted, expected in ((8, (count, 9)), (10, (-1, -1)), (offsets.MAX_TIMESTAMP, (count, 9))):
+            pending: Any = engine.list_offset("t", 0, wanted, Isolation.READ_UNCOMMITTED)
+            served = 0
+            while not pending.done:
+                await asyncio.sleep(0)
+                served += 1
+            assert (pending.result.fault, pending.result.offset, pending.result.timestamp_ms) == (Fault.NONE, *expected)
+            assert served > len(log.segments), "one turn at least for each segment"
+
+    on_engine(tmp_path, fill)
+    if restarted:
+        on_engine(tmp_path, search)
 
 
 # ---- slices --------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.model import limits
 from penstock.model.errors import BrokerError, Fault
 from penstock.model.topic_config import KEYS, LONG_MAX, KeyType, TopicConfig, parse
 
@@ -151,3 +152,8 @@ def test_a_number_that_is_taken_is_kept(key: object, number: int) -> None:
         assert number < 1 or number > LONG_MAX or "compaction" in key.name  # type: ignore[attr-defined]
     else:
         assert getattr(config, key.field) == number  # type: ignore[attr-defined]
+
+
+def test_an_index_interval_above_the_limit_acts_like_it() -> None:
+    for asked, acts in ((100, 100), (limits.INDEX_INTERVAL_BYTES_MAX, 32_768), (2**31 - 1, 32_768)):
+        assert parse({"index.interval.bytes": str(asked)}, {}).index_interval_bytes == acts

@@ -51,7 +51,7 @@ class Origin:
         await fill(engine)
         await set_segment_bytes(engine, segment_bytes)
         self.expected: Values = await values(engine)
-        due = engine.cleaning._due()
+        due = await engine.cleaning._due()
         assert due is not None
         self.job = engine.cleaning._job(due)
         await engine.stop()

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.storage import segment as segment_module
 from penstock.storage.files import Disk, FileCache, ReadFailed
 from penstock.storage.log import PartitionLog
 from penstock.storage.retention import expired_segments
-from penstock.storage.segment import Segment
+from penstock.storage.segment import Rebuilding, Segment
 from tests.storage.bad_sectors import BadSectors
 from tests.storage.logs import NOW_MS, append, batch, config, new_log
 
@@ -90,3 +91,21 @@ def test_retention_by_size_does_not_read_the_segments(tmp_path: Path) -> None:
     assert expired_segments(log, config(retention_bytes=0), 8, NOW_MS) == 3
     with pytest.raises(ReadFailed):
         expired_segments(log, config(retention_ms=0, retention_bytes=-1), 8, NOW_MS)
+
+
+def test_age_of_a_segment_without_timestamps_is_found_in_slices(tmp_path: Path) -> None:
+    log = new_log(tmp_path / "t-0", segment_bytes=20_000)
+    for n in range(400):
+        log.append([batch([b"x"], [-1], offset=n)], NOW_MS)
+    assert len(log.segments) == 2
+    closed = log.segments[0]
+    disk = Disk()
+    log.segments[0] = Segment(disk, FileCache(disk, 4), closed.path.parent, 0, closed.size)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(segment_module, "REBUILD_HEADERS", 100)
+        for _ in range(2):
+            with pytest.raises(Rebuilding):
+                expired_segments(log, config(retention_ms=0), 400, NOW_MS)
+    os.utime(closed.path, (NOW_MS / 1000 - 10, NOW_MS / 1000 - 10))
+    assert expired_segments(log, config(retention_ms=9_000), 400, NOW_MS) == 1
+    assert expired_segments(log, config(retention_ms=11_000), 400, NOW_MS) == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.records.batch import HEADER_BYTES, Batch
 from penstock.storage import segment as subject
 from penstock.storage.files import Cold, Disk, DiskFailed, DiskFull, FileCache, ReadFailed
-from penstock.storage.segment import Place, Rebuilding, Segment
+from penstock.storage.segment import Place, Rebuilding, Segment, Unfinished
 from penstock.storage.sparse_index import IndexDamaged
 from penstock.storage.system import Buffer
 from tests.storage.bad_sectors import SECTOR_BYTES, BadSectors
@@ -347,3 +347,60 @@ def test_largest_timestamp_is_not_taken_from_half_a_segment(tmp_path: Path) -> N
             again.largest_timestamp()
     calls.heal()
     assert again.largest_timestamp() == batches[-1].max_timestamp
+
+
+def test_locate_pauses_where_the_index_lacks_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, batches = filled(tmp_path, [(1, 0, 0)] * 300, 10**6)
+    store_indexes(segment)
+    again = reopened(segment)
+    monkeypatch.setattr(subject, "SEARCH_HEADERS_MAX", 100)
+    monkeypatch.setattr(subject, "REBUILD_HEADERS", 100)
+    pauses = 0
+    while True:
+        try:
+            found = again.locate(batches[250].base_offset, again.size)
+            break
+        except Rebuilding:
+            pauses += 1
+    assert found == places_of(batches)[250]
+    assert pauses == 3, "as many as a walk over the segment needs"
+    for place in places_of(batches):
+        assert again.locate(place.base_offset, again.size) == place, "the rebuilt index is dense"
+
+
+@pytest.mark.parametrize("late", [0, None])
+def test_search_for_a_timestamp_pauses_after_many_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int | None
+) -> None:
+    shape = [(1, 0, -NOW_MS - 1 if late is None else late)] * 300
+    segment, batches = filled(tmp_path, [*shape, (1, 0, 50)], 100)
+    monkeypatch.setattr(subject, "SEARCH_HEADERS_MAX", 100)
+    offset = BASE
+    pauses = 0
+    while True:
+        try:
+            found = segment.first_batch_at_or_after(NOW_MS + 20, segment.size, offset)
+            break
+        except Unfinished as unfinished:
+            assert unfinished.offset > offset
+            offset = unfinished.offset
+            pauses += 1
+    assert found == places_of(batches)[-1]
+    assert pauses in (2, 3)
+
+
+def test_largest_timestamp_of_records_without_timestamps_is_found_in_slices_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment, _ = filled(tmp_path, [(1, 0, -NOW_MS - 1)] * 300, 100)
+    store_indexes(segment)
+    monkeypatch.setattr(subject, "REBUILD_HEADERS", 100)
+    again = reopened(segment)
+    for _ in range(3):
+        with pytest.raises(Rebuilding):
+            again.largest_timestamp(wait=False)
+    assert again.largest_timestamp(wait=False) == -1
+    for known in (again, segment):
+        monkeypatch.setattr(known._disk, "read_now", lambda *_: pytest.fail("the segment is read again"))
+        monkeypatch.setattr(known._disk, "read_at", lambda *_: pytest.fail("the segment is read again"))
+        assert known.largest_timestamp() == known.largest_timestamp(wait=False) == -1

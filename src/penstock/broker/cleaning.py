@@ -29,9 +29,10 @@ import msgspec
 
 from penstock.broker.cleaner_child import ChildNotStarted, CleanerChild, CleaningFailed
 from penstock.broker.partition import Partition
+from penstock.broker.reads import WARM_BYTES
 from penstock.storage.cleaner import CleaningJob, CleaningResult, SourceSegment, cleaned_tag
 from penstock.storage.data_directory import DataDirectory
-from penstock.storage.files import ChecksumMismatch
+from penstock.storage.files import ChecksumMismatch, Cold
 from penstock.storage.legacy_swap import SwapRejected
 from penstock.storage.log import PartitionLog
 from penstock.storage.room import Room
@@ -45,6 +46,8 @@ RETRY_S_MIN = 30.0
 RETRY_S_MAX = 3_600.0
 """A log that cannot be cleaned is tried again after the first, then after twice as long each time, up to the second."""
 STATE_FILE = "cleaner"
+COLD_TRIES_MAX = 100_000
+"""Reads of one log before it is known whether it is due, most of them pauses of an index rebuild."""
 ITEMS_PER_SLICE = 16
 """Segments renamed in memory before the loop serves others again: less than a millisecond."""
 
@@ -162,7 +165,7 @@ class Cleaning:
             return await self._attempt(exchange.log, self._carry_on(exchange))
         if self._directory.disk.room is not Room.AMPLE:  # the new segments would take the space of the reserve
             return False
-        due = self._due()
+        due = await self._due()
         return False if due is None else await self._attempt(due.log, self._clean(due))
 
     async def _attempt(self, log: PartitionLog, work: Awaitable[None]) -> bool:
@@ -200,23 +203,37 @@ class Cleaning:
 
     # ------------------------------------------------------------------------------------------------ choosing
 
-    def _due(self) -> Candidate | None:
+    async def _due(self) -> Candidate | None:
         now_ms = self._now_ms()
         candidates = []
-        for partition in self._partitions():
+        for partition in list(self._partitions()):
             log = partition.log
-            if not partition.compacts or log is None or log.failure is not None or log.replays:
-                continue
-            if log in self._exchanges or not self._may_try(log):
+            if log is None or not self._may_clean(partition, log):
                 continue
             try:
-                candidate = self._candidate(partition, log, now_ms)
+                candidate = await self._candidate_when_warm(partition, log, now_ms)
             except Exception as error:  # noqa: BLE001
                 self._failed(log, error)
                 continue
             if candidate is not None:
                 candidates.append(candidate)
+        candidates = [one for one in candidates if self._may_clean(one.partition, one.log)]
         return max(candidates, key=lambda candidate: candidate.dirty_ratio, default=None)
+
+    def _may_clean(self, partition: Partition, log: PartitionLog) -> bool:
+        if not partition.compacts or log.withdrawn or log.failure is not None or log.replays:
+            return False
+        return log not in self._exchanges and self._may_try(log)
+
+    async def _candidate_when_warm(self, partition: Partition, log: PartitionLog, now_ms: int) -> Candidate | None:
+        """The same after a thread has read what the ages of the segments have to be read from."""
+        for _ in range(COLD_TRIES_MAX):
+            try:
+                return self._candidate(partition, log, now_ms)
+            except Cold as cold:
+                read_ahead = partial(self._directory.disk.read_ahead, cold, WARM_BYTES)
+                await asyncio.get_running_loop().run_in_executor(None, read_ahead)
+        return None
 
     def _candidate(self, partition: Partition, log: PartitionLog, now_ms: int) -> Candidate | None:
         config = partition.config
@@ -228,14 +245,14 @@ class Cleaning:
             end = log.segments[at + 1].base_offset
             if segment.base_offset >= end_offset:
                 break
-            if end > first_dirty and now_ms - segment.largest_timestamp() < config.min_compaction_lag_ms:
+            if end > first_dirty and now_ms - segment.largest_timestamp(wait=False) < config.min_compaction_lag_ms:
                 end_offset = segment.base_offset
                 break
             if end <= first_dirty:
                 clean += segment.size
             else:
                 if not dirty:
-                    oldest_dirty_ms = segment.largest_timestamp()
+                    oldest_dirty_ms = segment.largest_timestamp(wait=False)
                 dirty += segment.size
         if not dirty or end_offset <= first_dirty:
             return None

@@ -14,16 +14,19 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.broker.clock import Clock
 from penstock.broker.partition import Partition
 from penstock.broker.pauses import Pauses
+from penstock.broker.reads import COLD_TRIES_MAX, WARM_BYTES
 from penstock.coordination.producer_records import encode_snapshot
 from penstock.storage.data_directory import DataDirectory
+from penstock.storage.files import Cold
 from penstock.storage.log import PartitionLog
 from penstock.storage.retention import expired_segments
 from penstock.storage.room import Room
-from penstock.storage.segment import file_name
+from penstock.storage.segment import Rebuilding, file_name
 
 logger = logging.getLogger(__name__)
 
@@ -181,31 +184,39 @@ class Housekeeping:
         deleted = self.totals.segments_deleted
         pauses = Pauses()
         for partition in list(self._partitions()):
-            if partition.log is not None:
-                self.retain_log(partition, now_ms)
+            tries = 0
+            while (cold := self.retain_log(partition, now_ms)) is not None and tries < COLD_TRIES_MAX:
+                tries += not isinstance(cold, Rebuilding)  # which always comes to an end
+                read_ahead = partial(self._directory.disk.read_ahead, cold, WARM_BYTES)
+                await asyncio.get_running_loop().run_in_executor(None, read_ahead)
             if pauses.due:
                 await pauses.pause()
         if self.totals.segments_deleted == deleted:
             self.totals.idle_runs += 1
         await asyncio.get_running_loop().run_in_executor(None, self._directory.empty_trash)
 
-    def retain_log(self, partition: Partition, now_ms: int) -> None:
+    def retain_log(self, partition: Partition, now_ms: int) -> Cold | None:
+        """Delete what is due; the bytes that have to be read first, if there are any. An append that begins a segment does
+        this too, and leaves those to the next run."""
         log = partition.log
-        assert log is not None
+        if log is None or log.withdrawn:
+            return None
         try:
             log.sweep_doomed(now_ms)
             if not partition.config.deletes:
-                return
+                return None
             count = expired_segments(
                 log, partition.config, partition.high_watermark, now_ms if self._clock.is_steady else None
             )
-            if not count:
-                return
-            freed = log.drop_segments(count)
+        except Cold as cold:
+            return cold
         except OSError as error:
             # An append that begins a segment comes by here too: what could not be deleted must not cost it.
             logger.error("retention: %s: %s; will be tried again", log.name, error)
-            return
+            return None
+        if not count:
+            return None
+        freed = log.drop_segments(count)
         partition.log_start_moved()
         self.totals.segments_deleted += count
         self.totals.bytes_deleted += freed
@@ -216,6 +227,7 @@ class Housekeeping:
             freed,
             log.log_start_offset,
         )
+        return None
 
     # ------------------------------------------------------------------------------------------------ the rest
 

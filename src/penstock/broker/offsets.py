@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +17,7 @@ from typing import Any, TypeVar
 
 from penstock.broker.engine import EpochEnd, Isolation, OffsetFound
 from penstock.broker.partition import Partition
+from penstock.broker.pauses import Pauses
 from penstock.broker.reads import WARM_BYTES
 from penstock.broker.unpacking import Unpacking
 from penstock.model.errors import Fault
@@ -25,7 +28,7 @@ from penstock.records.batch import Batch, BatchError
 from penstock.records.record import unpacked
 from penstock.storage.files import Cold, Disk, DiskFailed
 from penstock.storage.log import PartitionLog
-from penstock.storage.segment import Rebuilding
+from penstock.storage.segment import Rebuilding, Unfinished
 
 T = TypeVar("T")
 
@@ -71,15 +74,24 @@ async def find_timestamp(
     """The first record at or after `timestamp`, or with MAX_TIMESTAMP the one with the largest; offset -1 if none."""
     committed = isolation == Isolation.READ_COMMITTED
     upper = partition.last_stable_offset if committed else partition.high_watermark
+    pauses = Pauses()
     try:
         # Index files and headers are read here, a decoded batch is not: segments belong to the loop's thread.
+        offset = log.log_start_offset
+        wanted = sys.maxsize if timestamp == MAX_TIMESTAMP else timestamp
+        largest = await _largest_timestamp(log, wanted, readers, disk, pauses)
         if timestamp == MAX_TIMESTAMP:
-            timestamp = max((segment.largest_timestamp() for segment in log.segments), default=-1)
+            timestamp = largest
             if timestamp < 0:
                 return OffsetFound(Fault.NONE, -1, -1, -1)
-        offset = log.log_start_offset
         while True:
-            found = await _when_warm(lambda: log.find_timestamp(timestamp, offset), readers, disk)  # noqa: B023
+            if pauses.due:
+                await pauses.pause()
+            try:
+                found = await _when_warm(lambda: log.find_timestamp(timestamp, offset), readers, disk)  # noqa: B023
+            except Unfinished as unfinished:
+                offset = unfinished.offset
+                continue
             if found is None or found[1].base_offset >= upper:
                 return OffsetFound(Fault.NONE, -1, -1, -1)
             segment, place = found
@@ -97,6 +109,24 @@ async def find_timestamp(
     if record[0] >= upper:
         return OffsetFound(Fault.NONE, -1, -1, -1)
     return OffsetFound(Fault.NONE, record[0], record[1], place.leader_epoch)
+
+
+async def _largest_timestamp(
+    log: PartitionLog, enough: int, readers: ThreadPoolExecutor, disk: Disk, pauses: Pauses
+) -> int:
+    """The largest timestamp of the segments up to the first one that has at least `enough`."""
+    largest = -1
+    base_offset = -1
+    while True:
+        # segments may be dropped, replaced or added during a pause
+        at = bisect_right(log.segments, base_offset, key=lambda segment: segment.base_offset)
+        if at == len(log.segments) or largest >= enough:
+            return largest
+        segment = log.segments[at]
+        largest = max(largest, await _when_warm(partial(segment.largest_timestamp, wait=False), readers, disk))
+        base_offset = segment.base_offset
+        if pauses.due:
+            await pauses.pause()
 
 
 async def _when_warm(look: Callable[[], T], readers: ThreadPoolExecutor, disk: Disk) -> T:

@@ -55,6 +55,10 @@ SCRATCH_BYTES = 256 * 1024
 OPEN_FILES_MAX = 1_024
 """Log and index files kept open; least recently used ones are closed beyond it, so thousands of partitions are fine."""
 
+INDEX_INTERVAL_BYTES_MAX = 32 * 1024
+"""Kafka's index.interval.bytes, as far as it acts: a read walks over the headers between two index entries on the event
+loop, and this much of the smallest batches takes about a millisecond."""
+
 RESERVE_BYTES = 8 * 1024 * 1024
 """Disk space kept for the broker's own writes: about 35,000 commits on a full disk. One eighth is kept for small files
 only. It must hold the catalogue and the checkpoint, and is enough for about 5,000 partitions."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.model import limits
 from penstock.model.errors import BrokerError, Fault
 
 _INT_MAX = 2**31 - 1
@@ -122,6 +123,10 @@ def _long(at_least: int, at_most: int = LONG_MAX) -> Callable[[str], int]:
     return _number(at_least, at_most, LONG_MAX)
 
 
+def _capped(parse: Callable[[str], int], acts_at_most: int) -> Callable[[str], int]:
+    return lambda text: min(parse(text), acts_at_most)
+
+
 def _ratio(text: str) -> float:
     try:
         value = float(text.strip())
@@ -223,8 +228,8 @@ _KEYS = (
         "index.interval.bytes",
         KeyType.INT,
         "4096",
-        _int(0),
-        "Bytes of log between index entries.",
+        _capped(_int(0), limits.INDEX_INTERVAL_BYTES_MAX),
+        f"Bytes of log between two index entries; a value above {limits.INDEX_INTERVAL_BYTES_MAX:,} acts like it.",
     ),
     Key(
         "max.compaction.lag.ms",

@@ -128,7 +128,7 @@ class PartitionLog:
         self.topic_id: uuid.UUID = ZERO_ID
         self.producerless_offset = 0
         """Below it no producer is to be remembered: whoever replays the log for them may begin here."""
-        self.on_roll: Callable[[], None] | None = None
+        self.on_roll: Callable[[], object] | None = None
         self._closed_bytes = sum(segment.size for segment in segments[:-1])
         self._unsynced: list[LogFile] = []
         self._directory_dirty = False
@@ -457,10 +457,10 @@ class PartitionLog:
                     yield segment, position, batch
 
     def find_timestamp(self, timestamp_ms: int, offset: int = 0) -> tuple[Segment, Place] | None:
-        """The first batch from `offset` on that has a record at or after `timestamp_ms`. Raises Cold."""
+        """The first batch from `offset` on that has a record at or after `timestamp_ms`. Raises Cold and Unfinished."""
         offset = max(offset, self.log_start_offset)
         for segment in self.segments[self.segment_at(offset) :]:
-            if segment.largest_timestamp() < timestamp_ms:
+            if segment.largest_timestamp(wait=False) < timestamp_ms:
                 continue
             place = segment.first_batch_at_or_after(timestamp_ms, segment.size, offset)
             if place is not None:

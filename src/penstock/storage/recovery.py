@@ -32,7 +32,7 @@ import msgspec
 
 from penstock.model.ids import ZERO_ID
 from penstock.model.topic_config import TopicConfig
-from penstock.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, Batch, BatchError
+from penstock.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, NO_TIMESTAMP, Batch, BatchError
 from penstock.storage import swap
 from penstock.storage.epochs import EpochsDamaged, EpochStart, LeaderEpochs
 from penstock.storage.files import ChecksumMismatch, Disk, DiskFailed, FileCache
@@ -193,8 +193,7 @@ def _open_clean(
     if not segments or segments[-1].size != state.active_size or segments[-1].base_offset > state.log_end_offset:
         return None
     active = segments[-1]
-    active.max_timestamp = state.bounds.max_timestamp
-    active.max_timestamp_offset = state.bounds.max_timestamp_offset
+    active.set_timestamps(state.bounds.max_timestamp, state.bounds.max_timestamp_offset)
     active.created_ms = state.created_ms
     start, end = state.bounds.log_start_offset, state.log_end_offset
     log = PartitionLog(disk, files, directory, config, segments, start, end, state.leader_epoch)
@@ -335,7 +334,7 @@ class _Recovery:
         """Scan the segment from its start, and make its indexes on the way."""
         segment.offsets.clear()
         segment.times.clear()
-        segment.forget_timestamps()
+        segment.set_timestamps(NO_TIMESTAMP, segment.base_offset)
         return 0, segment.base_offset
 
     @staticmethod
@@ -343,9 +342,9 @@ class _Recovery:
         """The largest timestamp before `end`: by the checkpoint, or by the time index and the batches after its last
         entry, because a crash may have taken entries from its end."""
         if bounds.active_base_offset == segment.base_offset and bounds.max_timestamp_offset < end.base_offset:
-            segment.max_timestamp = bounds.max_timestamp
-            segment.max_timestamp_offset = bounds.max_timestamp_offset
+            segment.set_timestamps(bounds.max_timestamp, bounds.max_timestamp_offset)
             return
+        segment.set_timestamps(NO_TIMESTAMP, segment.base_offset)
         position = 0
         latest = segment.latest_indexed(end.position)
         if latest is not None:

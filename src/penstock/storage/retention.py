@@ -7,8 +7,8 @@ from penstock.storage.log import PartitionLog
 
 
 def expired_segments(log: PartitionLog, config: TopicConfig, high_watermark: int, now_ms: int | None) -> int:
-    """Number of segments at the start that may be deleted; checks at most one segment that stays. Without `now_ms`,
-    segments do not expire by age."""
+    """How many segments from the start may be dropped; looks at no more than one that stays. Without `now_ms` none is too
+    old. Raises Cold when the age of a segment has to be read from the disk first."""
     if log.swapping:
         return 0
     segments = log.segments
@@ -31,7 +31,7 @@ def _is_too_old(log: PartitionLog, at: int, retention_ms: int, now_ms: int | Non
     if now_ms is None or retention_ms < 0:
         return False
     segment = log.segments[at]
-    latest = segment.largest_timestamp()
+    latest = segment.largest_timestamp(wait=False)
     if latest < 0:
         latest = segment.modified_ms()
     return now_ms - latest > retention_ms

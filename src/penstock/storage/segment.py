@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,6 +28,9 @@ WALK_BYTES = 8 * 1024
 """One read of a walk over headers: an index interval of small batches."""
 REBUILD_HEADERS = 1_000
 """Headers that a rebuild of the indexes walks over before the event loop serves others: about two milliseconds."""
+SEARCH_HEADERS_MAX = 1_000
+"""Headers that a search on the event loop walks over in one go: more than any index interval has
+(limits.INDEX_INTERVAL_BYTES_MAX)."""
 
 Reader = Callable[[LogFile, int, int], bytes | memoryview]
 
@@ -51,11 +55,19 @@ def _nothing() -> None:
 
 
 class _Astray(Exception):
-    """The index points where no batch begins, or at another one."""
+    """The index points where no batch begins, or at another one, or too far before the batch."""
 
 
 class Rebuilding(Cold):
     """The indexes are being rebuilt, and the loop has others to serve: ask again, which continues the rebuild."""
+
+
+class Unfinished(Exception):
+    """A search has passed many batches, and the loop has others to serve: search again from `offset` on."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        super().__init__(f"the search continues at offset {offset}")
 
 
 class _ReplacedFiles(FileCache):
@@ -75,6 +87,7 @@ class Segment:
         "_disk",
         "_files",
         "_shortcut",
+        "_timestamps_known",
         "base_offset",
         "created_ms",
         "max_timestamp",
@@ -103,6 +116,8 @@ class Segment:
         """Wall clock of the first append: what segment.ms counts from; -1 while empty or not known."""
         self.max_timestamp = NO_TIMESTAMP
         self.max_timestamp_offset = base_offset
+        self._timestamps_known = size == 0
+        """Whether `max_timestamp` is that of all batches. A segment that was found on disk has not been looked at."""
         self._bytes_since_index = 0
         self._aside: Segment | None = None
         """Indexes and timestamps under construction, up to its `size`."""
@@ -167,9 +182,11 @@ class Segment:
             self.max_timestamp = place.max_timestamp
             self.max_timestamp_offset = place.last_offset
 
-    def forget_timestamps(self) -> None:
-        self.max_timestamp = NO_TIMESTAMP
-        self.max_timestamp_offset = self.base_offset
+    def set_timestamps(self, max_timestamp: int, max_timestamp_offset: int) -> None:
+        """The largest timestamp of the batches so far, as recovery knows it."""
+        self.max_timestamp = max_timestamp
+        self.max_timestamp_offset = max_timestamp_offset
+        self._timestamps_known = True
 
     def note_recovered(self, place: Place, index_interval_bytes: int) -> None:
         """Take a batch that recovery found in the file into size, timestamps and indexes."""
@@ -218,23 +235,29 @@ class Segment:
         try:
             relative_offset, position = self.offsets.floor(offset - self.base_offset)
             if position < end:
-                return self._located(offset, position, end, relative_offset if position else None, wait=wait)
+                indexed = relative_offset if position else None
+                headers_max = sys.maxsize if wait else SEARCH_HEADERS_MAX
+                return self._located(offset, position, end, indexed, headers_max, wait=wait)
         except (IndexDamaged, _Astray):
             pass
         self.rebuild_indexes(end, wait=wait)
         position = self.offsets.floor(offset - self.base_offset)[1]
-        return self._located(offset, position, end, None, wait=wait)
+        return self._located(offset, position, end, None, sys.maxsize, wait=wait)
 
-    def _located(self, offset: int, position: int, end: int, indexed: int | None, *, wait: bool) -> Place | None:
+    def _located(
+        self, offset: int, position: int, end: int, indexed: int | None, headers_max: int, *, wait: bool
+    ) -> Place | None:
         """Walk from `position` to `offset`; the first batch must end at the relative offset `indexed`, or the index
-        lies."""
+        lies. If the walk is longer than `headers_max`, the index lacks entries."""
         places = self.walk_slowly(position, end) if wait else self.walk(position, end)
         try:
-            for place in places:
+            for number, place in enumerate(places, 1):
                 if indexed is not None:
                     if place.last_offset != self.base_offset + indexed:
                         raise _Astray
                     indexed = None
+                if number > headers_max:
+                    raise _Astray  # a rebuild pauses, and later walks are short
                 position = place.position + place.size
                 if place.last_offset >= offset:
                     if position > end:
@@ -314,41 +337,44 @@ class Segment:
         """As `read_span`, but raises Cold instead of waiting."""
         return self._disk.read_now(self.file, position, length)
 
-    def largest_timestamp(self) -> int:
-        """Of all its records; -1 if none has one. Closed segments know it from their time index."""
-        if self.max_timestamp == NO_TIMESTAMP and self.size:
+    def largest_timestamp(self, *, wait: bool = True) -> int:
+        """Of all its records; -1 if none has one. Closed segments know it from their time index. Raises Cold unless it may
+        wait."""
+        if not self._timestamps_known:
             try:
-                last = self.latest_indexed(self.size)
+                last = self.latest_indexed(self.size, wait=wait)
             except IndexDamaged:
-                self.rebuild_indexes(self.size)
-                return self.max_timestamp
+                last = None
             if last is None:
-                places = self.walk_slowly(0, self.size)
-                last = max(places, key=lambda place: place.max_timestamp, default=None)
-            if last is not None:
+                self.rebuild_indexes(self.size, wait=wait)
+            else:
                 self.note_timestamp(last)
+            self._timestamps_known = True
         return self.max_timestamp
 
-    def latest_indexed(self, end: int) -> Place | None:
+    def latest_indexed(self, end: int, *, wait: bool = True) -> Place | None:
         """The batch that the last entry of the time index names; raises IndexDamaged when the log does not agree."""
         last = self.times.last()
         if last is None:
             return None
-        place = self.locate(self.base_offset + last[1], end, wait=True)
+        place = self.locate(self.base_offset + last[1], end, wait=wait)
         if place is None or place.max_timestamp != last[0]:
             raise IndexDamaged(f"{self.times.path}: no batch with timestamp {last[0]} has offset {last[1]}")
         return place
 
     def first_batch_at_or_after(self, timestamp_ms: int, end: int, offset: int = 0) -> Place | None:
-        """The first batch with a record at or after the timestamp, in offset order, from the one with `offset` on."""
+        """The first batch with a record at or after the timestamp, in offset order, from the one with `offset` on. Raises
+        Cold, and Unfinished after many batches: any number of them may have the same timestamp."""
         start = self._indexed_before(timestamp_ms, end)
         if start is None or start.last_offset < offset:
             start = self.locate(max(offset, self.base_offset), end)
         if start is None:
             return None
-        for place in self.walk(start.position, end):
+        for passed, place in enumerate(self.walk(start.position, end), 1):
             if place.max_timestamp >= timestamp_ms:
                 return place
+            if passed == SEARCH_HEADERS_MAX:
+                raise Unfinished(place.last_offset + 1)
         return None
 
     def _indexed_before(self, timestamp_ms: int, end: int) -> Place | None:
@@ -391,7 +417,7 @@ class Segment:
         with contextlib.suppress(OSError):
             aside.store_rebuilt()
         self.offsets, self.times = aside.offsets, aside.times
-        self.max_timestamp, self.max_timestamp_offset = aside.max_timestamp, aside.max_timestamp_offset
+        self.set_timestamps(aside.max_timestamp, aside.max_timestamp_offset)
         self._bytes_since_index = aside._bytes_since_index
 
     def store_rebuilt(self) -> None:
