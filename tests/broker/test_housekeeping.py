@@ -441,3 +441,34 @@ def test_a_partition_whose_segments_cannot_be_deleted_does_not_keep_the_others(t
             assert not (tmp_path / "t-0" / "00000000000000000000.log").exists()
 
     asyncio.run(run())
+
+
+def test_retention_drops_segments_though_an_old_file_cannot_be_deleted(tmp_path: Path) -> None:
+    async def run() -> None:
+        disk = CueDisk()
+        configs = {"segment.bytes": "200", "file.delete.delay.ms": "0"}
+        async with engine_on(tmp_path, disk, configs=configs) as engine:
+            for number in range(6):
+                (done,) = await answer_of(engine.append("t", 0, [batch_of(b"%d" % number * 100)], -1))
+                assert done.fault is Fault.NONE, done
+            log = log_of(engine)
+            log.drop_segments(1)
+            await engine.housekeeping.checkpoint()
+            assert log.doomed
+            real_unlink = disk.system_calls.unlink
+
+            def unlink(path: Path) -> None:
+                if path.name.endswith(".deleted"):
+                    raise OSError(errno.EPERM, "on cue", str(path))
+                real_unlink(path)
+
+            disk.system_calls.unlink = unlink
+            await alter(engine, **{"retention.bytes": "200"})
+            await engine.housekeeping.retain()
+            assert log.size_bytes <= 400, "the newer segments went"
+            disk.system_calls.unlink = real_unlink
+            await engine.housekeeping.checkpoint()
+            await engine.housekeeping.retain()
+            assert not list((tmp_path / "t-0").glob("*.deleted"))
+
+    asyncio.run(run())

@@ -203,8 +203,11 @@ class Housekeeping:
             return None
         try:
             log.sweep_doomed(now_ms)
-            if not partition.config.deletes:
-                return None
+        except OSError as error:  # old segments are dropped all the same, or the disk would fill
+            logger.error("retention: %s: a file cannot be deleted, will be retried: %s", log.name, error)
+        if not partition.config.deletes:
+            return None
+        try:
             count = expired_segments(
                 log, partition.config, partition.high_watermark, now_ms if self._clock.is_steady else None
             )
