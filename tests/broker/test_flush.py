@@ -451,6 +451,28 @@ def test_nothing_is_acknowledged_after_the_files_were_deleted(
     assert "00000000000000000000.log: the file was deleted while the broker was using it" in caplog.text
 
 
+def test_no_topic_is_created_in_a_data_directory_that_was_deleted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "data"
+
+    async def body() -> None:
+        async with engine_on(place, Disk()) as engine:
+            for again in (False, True):
+                shutil.rmtree(place)
+                if again:  # somebody creates it: another broker could lock it
+                    place.mkdir()
+                [made] = await answer_of(engine.create_topics([NewTopic("u", 1, 1, {})], validate_only=False))
+                assert made.fault is Fault.STORAGE_ERROR
+                assert engine.topic("u") is None
+                assert place.exists() == again
+                assert not list(tmp_path.glob("data/*"))
+                place.mkdir(exist_ok=True)
+
+    run(body)
+    assert ".lock was deleted while the broker was using it" in caplog.text
+
+
 def test_topic_deleted_during_its_flush_is_no_storage_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     disk = CueDisk()
 

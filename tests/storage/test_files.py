@@ -121,6 +121,18 @@ def test_a_failed_sync_is_a_failed_disk(tmp_path: Path, monkeypatch: pytest.Monk
         disk.sync_directory(tmp_path)
 
 
+def test_a_directory_that_may_not_be_opened_is_not_taken_for_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: int) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    disk = Disk()
+    monkeypatch.setattr(disk.system_calls, "open", refuse)
+    with pytest.raises(PermissionError):
+        disk.sync_directory(tmp_path)
+
+
 def test_replace_whole_keeps_the_old_content_when_there_is_no_room(tmp_path: Path, size_limit: int) -> None:
     disk = Disk()
     disk.replace_whole(tmp_path / "state", b"old")

@@ -287,6 +287,7 @@ class DataDirectory:
         directory = self.path / name
         if self.disk.room > endures:
             raise DiskFull(errno.ENOSPC, f"{directory}: no room on the disk")
+        self._lock.check()  # a data directory that was deleted is not created again, without its lock and its identity
         if self.disk.exists(directory):
             self._clear_away(name)
         self.disk.make_directory(directory)

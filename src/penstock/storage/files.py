@@ -218,10 +218,9 @@ class Disk:
         return self.system_calls.stat_open(file.fd).st_nlink == 0
 
     def sync_directory(self, path: Path) -> None:
-        try:
-            fd = self.system_calls.open(path, os.O_RDONLY, 0)
-        except PermissionError:  # Windows cannot open a directory; its renames are journaled
+        if not system.HAS_DIRECTORY_SYNC:
             return
+        fd = self.system_calls.open(path, os.O_RDONLY, 0)
         try:
             self.system_calls.sync_full(fd)
         except OSError as error:
@@ -513,10 +512,11 @@ class FileCache:
 class DirectoryLock:
     """One broker a data directory: an advisory lock that the kernel drops with the process."""
 
-    __slots__ = ("_fd", "_path")
+    __slots__ = ("_calls", "_fd", "_path")
 
     def __init__(self, path: Path, calls: SystemCalls | None = None) -> None:
         calls = calls or SystemCalls()
+        self._calls = calls
         self._path = path
         self._fd = calls.open(path, os.O_RDWR | os.O_CREAT | system.OPEN_FLAGS, 0o640)
         try:
@@ -534,6 +534,11 @@ class DirectoryLock:
             if error.errno not in FULL:  # the lock is valid without the process id in it
                 self.release()
                 raise
+
+    def check(self) -> None:
+        """Raise FileNotFoundError if the file was deleted: another broker could lock a new one in its place."""
+        if self._calls.stat_open(self._fd).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, f"{self._path} was deleted while the broker was using it")
 
     def release(self) -> None:
         if self._fd >= 0:

@@ -30,6 +30,9 @@ except ImportError:
 
 OPEN_FLAGS: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
+HAS_DIRECTORY_SYNC = os.name != "nt"
+"""Windows cannot open a directory; its renames are journaled."""
+
 _syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if sys.platform == "linux" else None
 
 _pointer = threading.Lock()
