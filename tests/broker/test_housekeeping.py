@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from penstock.records.control import Marker, MarkerKind
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.files import Disk
 from penstock.storage.log import PartitionLog
-from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, until
+from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, turns, until
 from tests.storage.logs import read_all
 
 HOUR_MS = 3_600_000
@@ -472,3 +473,39 @@ def test_retention_drops_segments_though_an_old_file_cannot_be_deleted(tmp_path:
             assert not list((tmp_path / "t-0").glob("*.deleted"))
 
     asyncio.run(run())
+
+
+def test_a_stop_waits_for_the_checkpoint_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    released = threading.Event()
+
+    async def run() -> None:
+        engine = EmbeddedEngine(DataDirectory(tmp_path), EngineSettings())
+        engine.start()
+        write_checkpoint = engine.directory.write_checkpoint
+
+        def written_slowly(payload: bytes) -> None:
+            steps.append("begin")
+            if len(steps) == 1:
+                assert released.wait(30)
+            write_checkpoint(payload)
+            steps.append("end")
+
+        monkeypatch.setattr(engine.directory, "write_checkpoint", written_slowly)
+        by_client = engine.spawn(engine.housekeeping.checkpoint(), lambda _: None)
+        await until(lambda: steps)
+        stopping = asyncio.create_task(engine.stop())
+        await until(lambda: stopping.done() or not engine._work)
+        await turns(100)
+        assert steps == ["begin"], "the stop writes none meanwhile"
+        released.set()
+        await stopping
+        assert not by_client.done
+        assert steps == ["begin", "end", "begin", "end"]
+
+    try:
+        asyncio.run(run())
+    finally:
+        released.set()

@@ -217,6 +217,7 @@ class EmbeddedEngine:
         for task in list(self._work):
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
+        await self.housekeeping.written()  # the last checkpoint is the one that is written below
         self._flusher.stop()
         online = [partition for partition in self._partitions.values() if partition.log is not None]
         whole = all(partition.online for partition in self._partitions.values())

@@ -74,6 +74,7 @@ class Housekeeping:
         self._flush_interval_ms = flush_interval_ms
         self._tasks: list[asyncio.Task[None]] = []
         self._checkpoint_lock = asyncio.Lock()
+        self._writing: asyncio.Future[None] | None = None
         self.totals = RetentionTotals()
 
     def start(self) -> None:
@@ -96,6 +97,11 @@ class Housekeeping:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def written(self) -> None:
+        """Wait for the thread that writes a checkpoint: it does not end with the task that started it."""
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
 
     @staticmethod
     async def _repeat(name: str, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
@@ -133,7 +139,9 @@ class Housekeeping:
                 if pauses.due:
                     await pauses.pause()
             payload = self._directory.checkpoint_of(parts)
-            await asyncio.get_running_loop().run_in_executor(None, self._directory.write_checkpoint, payload)
+            loop = asyncio.get_running_loop()
+            self._writing = loop.run_in_executor(None, self._directory.write_checkpoint, payload)
+            await asyncio.shield(self._writing)
             now_ms = self._clock.now_ms()
             for log, log_start_offset in zip(logs, starts, strict=True):
                 try:
