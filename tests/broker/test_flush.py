@@ -466,7 +466,7 @@ def test_no_topic_is_created_in_a_data_directory_that_was_deleted(
                 assert made.fault is Fault.STORAGE_ERROR
                 assert engine.topic("u") is None
                 assert place.exists() == again
-                assert not list(tmp_path.glob("data/*"))
+                assert not again or not os.listdir(place)
                 place.mkdir(exist_ok=True)
 
     run(body)

@@ -475,9 +475,7 @@ def test_retention_drops_segments_though_an_old_file_cannot_be_deleted(tmp_path:
     asyncio.run(run())
 
 
-def test_a_stop_waits_for_the_checkpoint_that_is_being_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     released = threading.Event()
 

@@ -229,7 +229,7 @@ _KEYS = (
         KeyType.INT,
         "4096",
         _capped(_int(0), limits.INDEX_INTERVAL_BYTES_MAX),
-        f"Bytes of log between two index entries; a value above {limits.INDEX_INTERVAL_BYTES_MAX:,} acts like it.",
+        f"Bytes of log between index entries; at most {limits.INDEX_INTERVAL_BYTES_MAX:,} take effect.",
     ),
     Key(
         "max.compaction.lag.ms",

@@ -49,7 +49,7 @@ def read_yaml(file: Path) -> dict[Any, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise StartError(f"file {file}: a mapping of sections is expected, not {type(content).__name__}")
+        raise StartError(f"file {file}: expected a mapping of sections, not {type(content).__name__}")
     count = _count(content, {})
     if count is None:
         raise StartError(f"file {file}: a value contains itself")

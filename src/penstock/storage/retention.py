@@ -7,8 +7,8 @@ from penstock.storage.log import PartitionLog
 
 
 def expired_segments(log: PartitionLog, config: TopicConfig, high_watermark: int, now_ms: int | None) -> int:
-    """How many segments from the start may be dropped; looks at no more than one that stays. Without `now_ms` none is too
-    old. Raises Cold when the age of a segment has to be read from the disk first."""
+    """Number of segments at the start that may be deleted; checks at most one segment that stays. Without `now_ms`,
+    segments do not expire by age. Raises Cold when the age of a segment has to be read from the disk first."""
     if log.swapping:
         return 0
     segments = log.segments
