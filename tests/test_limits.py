@@ -121,7 +121,9 @@ PROOFS: dict[str, Proof] = {
     ),
     "open log files": Proof(
         "storage/test_files.py::test_the_file_cache_keeps_to_its_bound_and_held_files_stay_open "
-        "::test_the_least_recently_used_file_goes_first",
+        "::test_the_least_recently_used_file_goes_first "
+        "storage/test_log.py::test_rolls_that_outrun_flushes_keep_a_bounded_number_of_files_open "
+        "broker/test_flush.py::test_flushes_of_many_logs_share_the_open_files",
         "OPEN_FILES_MAX",
     ),
     "file descriptors": Proof(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
@@ -12,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.embedded import EmbeddedEngine
-from penstock.broker.engine import Acks, Append, Appended, NewTopic, Read, ReadResult, RunAppended
+from penstock.broker.embedded import EmbeddedEngine, EngineSettings
+from penstock.broker.engine import Acks, Append, Appended, NewTopic, Read, ReadResult
 from penstock.broker.partition import Partition
 from penstock.coordination.group_commands import CommitOffsets, OffsetToCommit
 from penstock.coordination.transaction_commands import InitProducerId
@@ -22,6 +23,7 @@ from penstock.model.pending import Pending
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import Marker, MarkerKind
 from penstock.storage import files, system
+from penstock.storage.data_directory import DataDirectory
 from penstock.storage.files import Disk
 from penstock.storage.log import PartitionLog
 from tests.broker.failing_disk import CueDisk, answer_of, batch_of, engine_on, full_for, turns, until
@@ -466,7 +468,7 @@ def test_no_topic_is_created_in_a_data_directory_that_was_deleted(
                 assert made.fault is Fault.STORAGE_ERROR
                 assert engine.topic("u") is None
                 assert place.exists() == again
-                assert not again or not os.listdir(place)
+                assert not place.exists() or not os.listdir(place)
                 place.mkdir(exist_ok=True)
 
     run(body)
@@ -840,3 +842,58 @@ def test_a_cold_read_comes_through_a_reader_thread(tmp_path: Path) -> None:
             assert found.records is not None
 
     run(body)
+
+
+# ---- open files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["os", "interval"])
+def test_closed_segments_are_flushed_by_every_policy(tmp_path: Path, policy: str) -> None:
+    async def body() -> None:
+        options: dict[str, Any] = {"flush": policy, "flush_interval_ms": 10**9}
+        async with engine_on(tmp_path, Disk(), configs={"segment.bytes": "200"}, **options) as engine:
+            log = partition_of(engine)[1]
+            for _ in range(30):
+                assert await faults(engine, batch_of(b"v" * 100), acks=Acks.LEADER) == [Fault.NONE]
+            assert len(log.segments) > 10
+            await until(lambda: not log.keeps_files_open and not log.flush_under_way)
+            assert log.flushed_offset >= log.active.base_offset
+            end = log.log_end_offset
+            await faults(engine, batch_of(b"v"), acks=Acks.LEADER)
+            await turns()
+            assert log.flushed_offset <= end, "the active segment is flushed by the policy alone"
+
+    run(body)
+
+
+def test_flushes_of_many_logs_share_the_open_files(tmp_path: Path) -> None:
+    async def body() -> None:
+        disk = CueDisk()
+        directory = DataDirectory(tmp_path, disk=disk, open_files_max=16)
+        engine = EmbeddedEngine(directory, EngineSettings(flush_threads=2))
+        engine.start()
+        count = 60
+        try:
+            await answer_of(engine.create_topics([NewTopic("t", count, 1)], validate_only=False))
+            disk.hold()
+            answers: list[Any] = []
+            for at in range(count):
+                answers.append(engine.append("t", at, [batch_of(b"%d" % at)], Acks.ALL))
+                assert sum(name.endswith(".log") for name in open_names(tmp_path)) <= 16 + 1
+            disk.release()
+            for answer in answers:
+                assert [one.fault for one in await answer_of(answer)] == [Fault.NONE]
+        finally:
+            disk.release()
+            await engine.stop()
+
+    run(body)
+
+
+def open_names(folder: Path) -> list[str]:
+    """Files below `folder` that this process has open."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one of the listing
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [name for name in found if name.startswith(f"{folder}/")]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.model.errors import BrokerError, Fault
+from penstock.storage import log as subject
 from penstock.storage.files import Buffer, Disk, DiskFailed, DiskFull, LogFile
 from penstock.storage.log import PLACES_REMEMBERED, PartitionLog
 from penstock.storage.segment import Segment
@@ -262,7 +264,9 @@ def test_reading_follows_the_answer_sizes_of_kafka(tmp_path: Path) -> None:
 def test_a_log_of_more_segments_than_open_files_is_read_whole(tmp_path: Path) -> None:
     disk = Disk()
     log = new_log(tmp_path / "t-0", disk, open_files_max=4, segment_bytes=100)
-    append(log, *[[b"%d" % n * 30] for n in range(50)])
+    for n in range(50):
+        append(log, [b"%d" % n * 30])
+        flush(log, disk)
     assert len(log.segments) > 20
     assert [value for _, _, value in read_all(log, disk)] == [b"%d" % n * 30 for n in range(50)]
 
@@ -442,3 +446,49 @@ def test_remembered_places_of_batches_are_bounded(tmp_path: Path) -> None:
         append(log, [b"%d" % number])
         assert len(log._places) <= PLACES_REMEMBERED
     assert values_of(log, disk) == [b"%d" % number for number in range(PLACES_REMEMBERED + 5)]
+
+
+def open_files(folder: Path) -> int:
+    """Descriptors of this process for files below `folder`."""
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one of the listing
+            found += os.readlink(f"/proc/self/fd/{fd}").startswith(f"{folder}/")
+    return found
+
+
+def test_rolls_that_outrun_flushes_keep_a_bounded_number_of_files_open(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk, open_files_max=20, segment_bytes=100, index_interval_bytes=1)
+    for round_ in range(1, 4):
+        append(log, *[[b"%d" % n * 30] for n in range(50)])
+        assert open_files(tmp_path) <= 20 + 3, "a roll adds three"
+        assert len(log.segments) >= 4 * round_
+        flush(log, disk)
+        assert open_files(tmp_path) <= 20
+    assert [value for _, _, value in read_all(log, disk)] == [b"%d" % n * 30 for n in range(50)] * 3
+
+
+def test_a_segment_of_the_largest_size_is_closed_however_many_files_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = new_log(tmp_path / "t-0", Disk(), open_files_max=4, segment_bytes=100)
+    append(log, *[[b"v" * 60]] * 4)
+    before = len(log.segments)
+    append(log, [b"v" * 60])
+    assert len(log.segments) == before, "the roll can wait"
+    monkeypatch.setattr(subject, "SEGMENT_BYTES_MAX", log.active.size + 60)
+    append(log, [b"v" * 60])
+    assert len(log.segments) == before + 1
+
+
+def test_entries_of_aborted_transactions_need_one_open_file(tmp_path: Path) -> None:
+    disk = Disk()
+    log = new_log(tmp_path / "t-0", disk)
+    for n in range(10):
+        log.append_aborted(b"%034d" % n)
+        append(log, [b"marker"])
+        assert open_files(tmp_path) == 2
+    flush(log, disk)
+    assert not log.keeps_files_open
+    assert log.read_aborted(log.active) == b"".join(b"%034d" % n for n in range(10))

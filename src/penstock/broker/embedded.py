@@ -111,6 +111,7 @@ class EmbeddedEngine:
             self._loop.call_soon_threadsafe,
             self._log_flushed,
             directory.shared_sync,
+            lambda: directory.files.is_crowded,
         )
         self._by_log: dict[PartitionLog, Partition] = {}
         self._reads = Reads(self._loop, self._find, self._readers, directory.disk, slices)

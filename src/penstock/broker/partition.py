@@ -438,7 +438,8 @@ class Partition:
         if self.durable:
             self.request_flush(log)
             return
-        if log.log_end_offset - log.flushed_offset >= self.config.flush_messages:
+        # Kafka flushes a segment when it is closed, whatever the policy is; here, its files also stay open until then.
+        if log.keeps_files_open or log.log_end_offset - log.flushed_offset >= self.config.flush_messages:
             self.request_flush(log)
         self._advance(log.log_end_offset)
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import get_ident
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from crc32c import crc32c
 
@@ -462,6 +463,9 @@ def read_checked(disk: Disk, path: Path) -> bytes:
 class FileCache:
     """At most `capacity` open files by path; the least recently used is let go, and closes once nobody holds it.
 
+    Files that wait for a flush cannot be closed before. They count too (`hold`), so that the cache keeps fewer others. When
+    half of the capacity waits, the cache is crowded: no further flush begins and no segment is closed until some end.
+
     It has no lock and belongs to the first thread that uses it. Work on another thread gets a `LogFile`, a position and a
     length, never a segment or a log.
     """
@@ -470,6 +474,7 @@ class FileCache:
         self._disk = disk
         self._capacity = capacity
         self._files: OrderedDict[Path, LogFile] = OrderedDict()
+        self._held: WeakSet[LogFile] = WeakSet()
         self._owner: int | None = None
 
     def _check_thread(self) -> None:
@@ -500,9 +505,27 @@ class FileCache:
         for path in paths:
             self._files.pop(path, None)
 
+    def hold(self, file: LogFile) -> LogFile:
+        """Count a file that stays open until it is flushed."""
+        self._held.add(file)
+        self._shrink()
+        return file
+
+    def release(self, files: Iterable[LogFile]) -> None:
+        """These wait for no flush any more."""
+        self._held.difference_update(files)
+
+    @property
+    def is_crowded(self) -> bool:
+        return len(self._held) >= max(self._capacity // 2, 1)
+
     def _keep(self, path: Path, file: LogFile) -> None:
         self._files[path] = file
-        if len(self._files) > self._capacity:
+        self._shrink()
+
+    def _shrink(self) -> None:
+        room = max(self._capacity - len(self._held), self._capacity // 2)
+        while len(self._files) > room:
             self._files.popitem(last=False)
 
     def __len__(self) -> int:

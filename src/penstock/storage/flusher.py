@@ -1,11 +1,13 @@
 """The flusher: makes appended bytes survive a power cut, with group commit that needs no timer.
 
-On the loop, `request(log)` starts a flush of a log unless one is under way; when it ends, everything appended in the
-meantime is flushed next, in one go. Threads do nothing but sync, which holds no GIL; they take jobs from a queue and hand
-them back through the loop.
+On the loop, `request(log)` starts a flush of a log unless one is under way; when it ends, everything that was requested in
+the meantime is flushed next, in one go. Threads do nothing but sync, which holds no GIL; they take jobs from a queue and
+hand them back through the loop.
 
 A few logs at a time are synced side by side, a file each. When more come meanwhile they wait, and are then made safe by one
 sync together, where the file system allows it (`shared_sync`); the next ones wait for that.
+
+A flush keeps its files open. While too many files wait (`FileCache.is_crowded`), further logs are queued without any.
 """
 
 from __future__ import annotations
@@ -34,16 +36,20 @@ class Flusher:
         call_on_loop: Callable[[Callable[[], None]], object],
         on_flushed: Callable[[PartitionLog], None],
         shared: SharedSync | None = None,
+        is_crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         self._disk = disk
         self._call_on_loop = call_on_loop
         self._on_flushed = on_flushed
         self._shared = shared
+        self._is_crowded = is_crowded
         self._jobs: queue.SimpleQueue[list[FlushJob] | None] = queue.SimpleQueue()
         self._alone = 0
         self._together = False
         self._waiting: list[FlushJob] = []
         """Only while some are under way; their end starts these."""
+        self._queued: dict[PartitionLog, None] = {}
+        """Logs whose flush has not begun, in their order."""
         self._done: deque[list[FlushJob]] = deque()
         self._notified = False
         self._stopping = False
@@ -54,6 +60,15 @@ class Flusher:
             thread.start()
 
     def request(self, log: PartitionLog) -> None:
+        if not log.flush_under_way and log.failure is None and (self._queued or not self._may_begin()):
+            self._queued[log] = None
+        else:
+            self._begin(log)
+
+    def _may_begin(self) -> bool:
+        return not (self._alone or self._together or self._waiting) or not self._is_crowded()
+
+    def _begin(self, log: PartitionLog) -> None:
         job = log.begin_flush()
         if job is None:
             if log.failure is not None:
@@ -85,9 +100,17 @@ class Flusher:
             for job in waiting:
                 self._start_alone(job)
 
+    def _start_queued(self) -> None:
+        queued = self._queued
+        while queued and self._may_begin():
+            log = next(iter(queued))
+            del queued[log]
+            self._begin(log)
+
     def stop(self) -> None:
-        """Let what is queued finish, then end the threads. What was appended since is for the caller to flush."""
+        """Let what has begun finish, then end the threads. Everything else is for the caller to flush."""
         self._stopping = True
+        self._queued.clear()
         for job in self._waiting:
             self._start_alone(job)
         self._waiting = []
@@ -126,6 +149,7 @@ class Flusher:
                 log.end_flush(job)
                 self._on_flushed(log)
                 # a flush that was refused is tried again by the next append, or by the broker's timer
-                if log.dirty and log.failure is None and job.refused is None and not self._stopping:
+                if log.flush_wanted and log.failure is None and job.refused is None and not self._stopping:
                     self.request(log)
         self._start_waiting()
+        self._start_queued()

@@ -48,6 +48,8 @@ from penstock.storage.segment import RELATIVE_OFFSET_MAX, Place, Segment, file_n
 
 logger = logging.getLogger("penstock.storage")
 
+SEGMENT_BYTES_MAX = 2**31 - 1
+"""Positions in an index have 32 bits, in Kafka's format with a sign."""
 PLACES_REMEMBERED = 64
 """Recent batch starts by offset: a consumer that follows the log asks for exactly one of these next."""
 
@@ -69,6 +71,7 @@ class PartitionLog:
         "failure",
         "flush_refused",
         "flush_under_way",
+        "flush_wanted",
         "flushed_offset",
         "flushed_position",
         "flushed_segment",
@@ -112,6 +115,8 @@ class PartitionLog:
         self.flushed_segment = self.active
         self.flushed_position = self.active.size
         self.flush_under_way = False
+        self.flush_wanted = False
+        """Whether a flush was asked for while one was under way."""
         self.flush_refused: OSError | None = None
         """Why the last flush could not begin, when that is no failure of the disk: whoever sees it tries again."""
         self.failure: DiskFailed | None = None
@@ -187,11 +192,22 @@ class PartitionLog:
             and size // max(config.index_interval_bytes, BATCH_BYTES_MIN) < config.segment_index_bytes // 8
         )
 
+    def _roll_can_wait(self, batch: Batch) -> bool:
+        """Whether a batch goes into the active segment though that is full. A closed segment keeps its files open until they
+        are flushed, and rolls may come faster than flushes."""
+        active = self.active
+        return (
+            self._files.is_crowded
+            and active.size + batch.size <= SEGMENT_BYTES_MAX
+            and batch.base_offset + batch.last_offset_delta - active.base_offset <= RELATIVE_OFFSET_MAX
+        )
+
     def _append_over_segments(self, batches: Sequence[Batch], now_ms: int, endures: Room) -> int:
         done = 0
         while done < len(batches):
             try:
-                if self.active.size and not self._fits(batches[done].size, batches[done], now_ms):
+                first = batches[done]
+                if self.active.size and not self._fits(first.size, first, now_ms) and not self._roll_can_wait(first):
                     self.roll()
                     if self._disk.room > endures:  # the indexes of the old segment used the last free space
                         raise self._refusal()
@@ -252,7 +268,8 @@ class PartitionLog:
             raise self._refusal()
         path = self.active.path.with_suffix(".txnindex")
         try:
-            file = self._files.create(path)
+            known = next((one for one in self._unsynced if one.path == path), None)
+            file = known or self._files.create(path)
             self._disk.with_room(self._disk.write_at, file, self._disk.size(path), (entry,), len(entry))
         except OSError as error:
             if isinstance(error, DiskFailed):
@@ -262,7 +279,8 @@ class PartitionLog:
             raise BrokerError(
                 Fault.STORAGE_ERROR, f"{self.name}: cannot store an aborted transaction: {public_reason(error)}"
             ) from error
-        self._unsynced.append(file)
+        if known is None:
+            self._unsynced.append(self._files.hold(file))
         self._directory_dirty = True
 
     def read_aborted(self, segment: Segment) -> bytes:
@@ -295,7 +313,7 @@ class PartitionLog:
             self._disk.refusals.note(self.name, str(error))
             text = f"{self.name}: cannot start a segment: {public_reason(error)}"
             raise BrokerError(Fault.STORAGE_ERROR, text) from error
-        self._unsynced += unsynced
+        self._unsynced += [self._files.hold(file) for file in unsynced]
         old.offsets.forget()
         old.times.forget()
         self._directory_dirty = True
@@ -309,17 +327,26 @@ class PartitionLog:
         """The disk cannot be trusted: read-only until the next start, and everybody is told."""
         if self.failure is None:
             self.failure = disk_failure(error)
-            self._unsynced.clear()
+            self._forget_unsynced()
             logger.error("%s is read-only until the broker starts again: %s", self.name, self.failure)
 
     def retire(self) -> None:
         """Stop all writes and flushes and close all files, because the topic was deleted."""
         self.failure = DiskFailed(errno.ENOENT, f"{self.name}: the topic was deleted")
-        self._unsynced.clear()
+        self._forget_unsynced()
         self.on_roll = None
         self._files.forget(path for segment in self.segments for path in segment.paths())
 
+    def _forget_unsynced(self) -> None:
+        self._files.release(self._unsynced)
+        self._unsynced.clear()
+
     # ------------------------------------------------------------------------------------------------ flushing
+
+    @property
+    def keeps_files_open(self) -> bool:
+        """Whether files besides the active segment's stay open until the next flush."""
+        return bool(self._unsynced)
 
     @property
     def dirty(self) -> bool:
@@ -327,7 +354,10 @@ class PartitionLog:
 
     def begin_flush(self) -> FlushJob | None:
         """The work that makes everything appended so far safe; None when there is none or some is under way."""
-        if self.flush_under_way or self.failure is not None or not self.dirty:
+        if self.flush_under_way:
+            self.flush_wanted = True
+            return None
+        if self.failure is not None or not self.dirty:
             return None
         try:
             active_file = self.active.file
@@ -338,24 +368,24 @@ class PartitionLog:
                 self.fail(disk_failure(error))
             return None
         files, self._unsynced = self._unsynced, []
-        files.append(active_file)
+        files.append(self._files.hold(active_file))
         directory = self.directory if self._directory_dirty else None
         self._directory_dirty = False
         self.flush_refused = None
+        self.flush_wanted = False
         self.flush_under_way = True
         return FlushJob(self, files, directory)
 
     def end_flush(self, job: FlushJob) -> None:
         self.flush_under_way = False
+        self._files.release(job.files)
         if job.error is None and job.refused is None:
             job.look_for_deleted(self._disk)
         self.flush_refused = job.refused
         if job.refused is not None:
             if self.failure is None:
-                self._unsynced = [
-                    *job.files[:-1],
-                    *self._unsynced,
-                ]  # not counting the active file, which is in every flush
+                # without the active file, which every flush has
+                self._unsynced = [*map(self._files.hold, job.files[:-1]), *self._unsynced]
             self._directory_dirty = self._directory_dirty or job.directory is not None
             return
         if job.error is None and job.deleted:
