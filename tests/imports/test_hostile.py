@@ -336,7 +336,7 @@ def test_a_batch_larger_than_the_limit_is_reported(root: Path, monkeypatch: pyte
     report = Import(ImportRequest("kafka", root)).dry_run()
     assert report.records == 3
     assert [one.position for one in report.partitions[0].damage] == [size]
-    assert "at most 2000000" in report.partitions[0].damage[0].reason
+    assert "the limit of 2000000" in report.partitions[0].damage[0].reason
 
 
 @pytest.mark.parametrize("text", ["plain", "with blank", "ümlaut", "日本"])
