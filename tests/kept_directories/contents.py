@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int
+    record_count: int
     base_offset: int
 
 
@@ -93,7 +93,7 @@ class Contents:
     # ------------------------------------------------------------------------------------------------ JSON
 
     def store(self) -> None:
-        logs = {
+        logs: dict[str, dict[str, Any]] = {
             _place(place): {
                 "start": log.start,
                 "end": log.end,

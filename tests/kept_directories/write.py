@@ -203,7 +203,7 @@ class Writer:
         ends = self.client.list_offsets(dict.fromkeys(self.contents.logs, LATEST))
         for place, listed in ends.items():
             if place.topic != "ledger":
-                self.contents.logs[tuple(place)].end = listed.offset
+                self.contents.logs[place.topic, place.partition].end = listed.offset
 
 
 def write(folder: Path, *, is_clean: bool) -> Contents:

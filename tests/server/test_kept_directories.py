@@ -10,7 +10,7 @@ from penstock import Broker
 from penstock.client.kafka import EARLIEST, LATEST, ConfigKind, GroupOffset, KafkaClient, KafkaError, Producer
 from penstock.records.builder import NewRecord, build_batch
 from tests.clients.members import until
-from tests.kept_directories.clients import produce, read, transact
+from tests.kept_directories.clients import Place, produce, read, transact
 from tests.kept_directories.contents import COMMITTED, Contents, kept
 
 LATER_MS = 1_700_100_000_000
@@ -48,8 +48,8 @@ def check_topics(client: KafkaClient, contents: Contents) -> None:
 def check_records(broker: Broker, client: KafkaClient, contents: Contents) -> None:
     earliest = client.list_offsets(dict.fromkeys(contents.logs, EARLIEST))
     latest = client.list_offsets(dict.fromkeys(contents.logs, LATEST))
-    starts = {(topic, number): listed.offset or 0 for (topic, number), listed in earliest.items()}
-    ends = {(topic, number): listed.offset for (topic, number), listed in latest.items()}
+    starts: dict[Place, int] = {(topic, number): listed.offset or 0 for (topic, number), listed in earliest.items()}
+    ends: dict[Place, int | None] = {(topic, number): listed.offset for (topic, number), listed in latest.items()}
     for committed in (False, True):
         found = read(broker, starts, committed=committed)
         for place, log in contents.logs.items():
@@ -67,7 +67,7 @@ def write_more(broker: Broker, contents: Contents) -> None:
     with KafkaClient(broker.bootstrap) as client:
         for place, batch in list(contents.producers.items()):
             producer = Producer(batch.producer_id, batch.producer_epoch)
-            next_sequence = batch.base_sequence + batch.count
+            next_sequence = batch.base_sequence + batch.record_count
 
             def send(sequence: int, count: int, place: tuple[str, int] = place, producer: Producer = producer) -> int:
                 records = [NewRecord(LATER_MS, None, b"more %d" % sequence)] * count
@@ -79,7 +79,7 @@ def write_more(broker: Broker, contents: Contents) -> None:
                 )
                 return client.produce({place: built})[place].base_offset  # type: ignore[index]
 
-            assert send(batch.base_sequence, batch.count) == batch.base_offset, "the batch is in the log already"
+            assert send(batch.base_sequence, batch.record_count) == batch.base_offset, "the batch is in the log already"
             with pytest.raises(KafkaError, match="OUT_OF_ORDER"):
                 send(next_sequence + 1, 1)
             records = [NewRecord(LATER_MS, b"k", b"more")]
