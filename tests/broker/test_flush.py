@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.embedded import EmbeddedEngine, EngineSettings
-from penstock.broker.engine import Acks, Append, Appended, NewTopic, Read, ReadResult
+from penstock.broker.engine import Acks, Append, Appended, NewTopic, Read, ReadResult, RunAppended
 from penstock.broker.partition import Partition
 from penstock.coordination.group_commands import CommitOffsets, OffsetToCommit
 from penstock.coordination.transaction_commands import InitProducerId

@@ -151,10 +151,10 @@ class StorageSection(msgspec.Struct, frozen=True, kw_only=True):
     flush: Annotated[
         Literal["acks", "always", "interval", "os"],
         Meta(
-            description="acks and always: every append is flushed at once, and nobody reads what a power cut could "
-            "take; with acks an acks=all produce waits for its flush, with always every produce does. interval: flushed "
-            "every flush_interval_ms. os: when the operating system sees fit. Both also flush each segment when it is "
-            "closed. Topics may differ (penstock.flush)."
+            description="When appends are flushed. acks and always: at once, and consumers only see records that are on "
+            "disk. With acks, a produce with acks=all waits for its flush; with always, every produce does. interval: every "
+            "flush_interval_ms. os: left to the operating system. interval and os also flush a segment when it is closed. "
+            "Topics can override it (penstock.flush)."
         ),
     ] = "acks"
     flush_interval_ms: Annotated[int, Meta(ge=1, description="Time between flushes with flush: interval.")] = 1_000
