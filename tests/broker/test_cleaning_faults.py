@@ -18,6 +18,7 @@ import pytest
 from penstock.broker.cleaner_child import CleanerChild, CleaningFailed
 from penstock.broker.cleaning import RETRY_S_MAX, RETRY_S_MIN
 from penstock.broker.embedded import EmbeddedEngine
+from penstock.broker.engine import Read
 from penstock.model.errors import Fault
 from penstock.storage import cleaner
 from penstock.storage.files import DiskFailed
@@ -721,5 +722,32 @@ def test_full_disk_pauses_cleaning_but_not_a_swap_that_failed(tmp_path: Path, or
         assert await values(engine) == expected
         assert not await engine.cleaning.clean_one()
         await engine.stop()
+
+    run(body)
+
+
+@pytest.mark.parametrize("ends", ["stop", "crash"])
+def test_log_start_stays_when_cleaning_empties_the_first_segments(tmp_path: Path, ends: str) -> None:
+    """A consumer that has not come further than the emptied segments must not have to reset its offset."""
+
+    async def body() -> None:
+        engine, _ = open_engine(tmp_path)
+        await create(engine)
+        for n in range(40):
+            await append(engine, [(b"key", b"%d." % n * 60)])
+        assert len(log_of(engine).segments) > 3
+        assert await clean_all(engine) == 1
+        assert log_of(engine).segments[1].base_offset > 30, "nothing else of the first segments is left"
+        expected = await values(engine)
+        if ends == "stop":
+            await engine.stop()
+        else:
+            crash(engine)
+        again, _ = open_engine(tmp_path)
+        assert log_of(again).log_start_offset == 0
+        [read] = await answer_of(again.read([Read(TOPIC, 0, 0, 2_000)], 1 << 20, 1, 0, 0))
+        assert read.fault is Fault.NONE
+        assert await values(again) == expected
+        await again.stop()
 
     run(body)

@@ -102,6 +102,23 @@ def build_batch(
     )
 
 
+def placeholder_batch(batch: Batch) -> bytearray:
+    """An empty batch with the offsets of `batch`, and nothing of its producer."""
+    return _with_header(
+        _packed([], Codec.NONE),
+        base_offset=batch.base_offset,
+        leader_epoch=batch.leader_epoch,
+        attributes=batch.attributes & LOG_APPEND_TIME_BIT,
+        last_offset_delta=batch.last_offset_delta,
+        base_timestamp=batch.base_timestamp,
+        max_timestamp=batch.max_timestamp,
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=NO_PRODUCER_EPOCH,
+        base_sequence=NO_SEQUENCE,
+        count=0,
+    )
+
+
 def rebuild_batch(batch: Batch, records: Sequence[Record], delete_horizon_ms: int | None = None) -> bytearray:
     """`batch` with only `records` left of what was read from it: offsets, producer, sequences and epoch stay.
 

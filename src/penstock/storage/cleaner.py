@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.model.limits import PREPARED_RECORDS_MAX
-from penstock.records.batch import Batch, BatchTooLarge
-from penstock.records.builder import rebuild_batch
+from penstock.records.batch import HEADER_BYTES, Batch, BatchTooLarge
+from penstock.records.builder import placeholder_batch, rebuild_batch
 from penstock.records.record import Record, read_records
 from penstock.records.walk import unpacked_bytes_max
 from penstock.storage.files import Disk, FileCache
@@ -108,7 +108,7 @@ class Cleaner:
         sources = [source for source in job.segments if source.base_offset < cleaned_to]
         new: list[SourceSegment] = []
         for group in _groups(sources, job.segment_bytes):
-            written = self._write_group(group, cleaned_to)
+            written = self._write_group(group, cleaned_to, keeps_start=not new and group[0] is sources[0])
             if written is not None:
                 new.append(written)
         return CleaningResult(
@@ -211,16 +211,25 @@ class Cleaner:
 
     # ------------------------------------------------------------------------------------------------ 3. write
 
-    def _write_group(self, group: list[SourceSegment], cleaned_to: int) -> SourceSegment | None:
-        """Filter some segments into one new one, under the first one's name; None when nothing stays."""
+    def _write_group(self, group: list[SourceSegment], cleaned_to: int, *, keeps_start: bool) -> SourceSegment | None:
+        """Filter some segments into one new one, under the first one's name; None when nothing stays.
+
+        With `keeps_start` an empty batch stays at least. A log whose first segment is missing would start later after the
+        next start of the broker, and consumers that have not come that far would have to reset their offsets.
+        """
         tag = cleaned_tag(self._job.id)
         output = _Output(self._disk, self._directory, group[0].base_offset, tag, self._job.index_interval_bytes)
+        removed: bytes | None = None
         for source in group:
             for batch in self._batches(source):
                 stays = self._filtered(batch, cleaned_to)
                 if stays is not None:
                     output.add(stays if isinstance(stays, Batch) else Batch(memoryview(stays)))
+                elif keeps_start:
+                    removed = bytes(batch.view[:HEADER_BYTES])
             output.add_aborted(self._directory / f"{source.base_offset:020d}.txnindex")
+        if removed is not None and output.is_empty:
+            output.add(Batch(memoryview(placeholder_batch(Batch.of_header(memoryview(removed))))))
         written = output.close()
         self._new_files |= output.files
         return written
@@ -269,6 +278,10 @@ class _Output:
         """The index of aborted transactions goes along: what lies past the cleaned part still needs it."""
         if self._disk.exists(path):
             self._aborted += self._disk.read_whole(path)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting and self._segment.size == 0
 
     def add(self, batch: Batch) -> None:
         self._waiting.append(batch)
