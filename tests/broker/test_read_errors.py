@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -181,3 +183,36 @@ def test_each_failed_offset_is_logged_once_within_a_bound(caplog: pytest.LogCapt
     for offset in range(3 * READ_ERRORS_REMEMBERED_MAX):
         errors.note(partition_id, offset, failure)
         assert len(errors._logged) <= READ_ERRORS_REMEMBERED_MAX
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_read_without_a_free_descriptor_names_no_other_offset(
+    tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is wrong with the records: a reader that goes on elsewhere would skip them."""
+    disk = Disk()
+    real_open = disk.system_calls.open
+
+    def refuse(path: Path, flags: int, mode: int) -> int:
+        raise OSError(code, os.strerror(code), str(path))
+
+    async def run() -> None:
+        async with engine_on(
+            tmp_path, disk, configs={"segment.bytes": "1000", "index.interval.bytes": "100"}
+        ) as engine:
+            await produce(engine, 0, 300)
+            log = log_of(engine)
+            for segment in log.segments:
+                engine.directory.files.forget(segment.paths())
+            disk.system_calls.open = refuse
+            for offset in (0, 57):
+                found = await answer_of(engine.read_records("t", 0, offset, 10, PLENTY))
+                assert (found.fault, found.next_offset) == (Fault.STORAGE_ERROR, offset)
+                assert found.text == f"record at offset {offset} cannot be read now: {os.strerror(code)}; retry"
+                assert (await fetch(engine, offset)).fault is Fault.STORAGE_ERROR
+            disk.system_calls.open = real_open
+            found = await answer_of(engine.read_records("t", 0, 57, 10, PLENTY))
+            assert [record.value for record in found.records] == values(57, 10)
+
+    asyncio.run(run())
+    assert "next readable" not in caplog.text

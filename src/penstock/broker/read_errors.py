@@ -14,9 +14,9 @@ class ReadErrors:
     """Logs each error once per partition and offset, until the broker restarts or too many are remembered."""
 
     def __init__(self) -> None:
-        self._logged: set[tuple[TopicPartition, int, int | None]] = set()
+        self._logged: set[tuple[TopicPartition | str, int, int | None]] = set()
 
-    def note(self, partition_id: TopicPartition, offset: int, error: OSError) -> None:
+    def note(self, partition_id: TopicPartition | str, offset: int, error: OSError) -> None:
         """A read from `offset` on failed. The error names the file, and the position where there is one."""
         key = partition_id, offset, error.errno
         if key in self._logged:

@@ -15,6 +15,7 @@ at it fails with a text that names the offset and the next readable one.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ from penstock.model.pending import Pending, settle
 from penstock.model.slices import Work
 from penstock.records.batch import HEADER_BYTES, Batch, BatchError, BatchTooLarge, whole_batches
 from penstock.records.record import Record
-from penstock.storage.files import Cold, Disk, ReadFailed
+from penstock.storage.files import Cold, Disk, ReadFailed, is_temporary, public_reason
 from penstock.storage.log import PartitionLog
 from penstock.storage.segment import Rebuilding, Segment
 
@@ -285,6 +286,8 @@ class RecordReads:
             if not records:
                 if isinstance(error, ReadFailed) and span_bytes > HEADER_BYTES:
                     return self._look(partition, wanted._replace(span_bytes=HEADER_BYTES))
+                if isinstance(error, OSError) and is_temporary(error):
+                    return self._refused(log, at, end, error)
                 segment = log.segments[log.segment_at(at)]
                 return self._failed(log, at, end, _damage(segment, error, batch))
             at = records[-1].offset + 1  # the next read meets it again and says so
@@ -298,6 +301,8 @@ class RecordReads:
         try:
             larges, up_to_end = read_larges(log, first, offset, limits, self._checks)
         except (OSError, Unreadable) as error:
+            if isinstance(error, OSError) and is_temporary(error):
+                return self._refused(log, offset, end, error)
             return self._failed(log, offset, end, _damage(first.segment, error))
         if not larges:
             return self._look(partition, wanted._replace(large=False))
@@ -313,6 +318,12 @@ class RecordReads:
         self._checks.warn(log, damage, offset, next_offset)
         text = f"record at offset {offset} {damage.problem}; next readable offset is {next_offset}"
         return RecordsRead(Fault.STORAGE_ERROR, (), next_offset, log.log_start_offset, end, text=text)
+
+    def _refused(self, log: PartitionLog, offset: int, end: int, error: OSError) -> RecordsRead:
+        """The answer to a read that failed though nothing is wrong with the records: the same read may succeed."""
+        self._reads.errors.note(log.name, offset, error)
+        text = f"record at offset {offset} cannot be read now: {public_reason(error)}; retry"
+        return RecordsRead(Fault.STORAGE_ERROR, (), offset, log.log_start_offset, end, text=text)
 
     def _batches(self, log: PartitionLog, offset: int, large_below: int, span_bytes: int) -> Iterator[DecodedBatch]:
         """The decoded batches from the one that holds `offset` on. Raises Cold and _Slow, and _Large at a batch of large
@@ -449,6 +460,8 @@ class RecordReads:
                 start, end = log.log_start_offset, partition.last_stable_offset
                 next_offset = so_far.records[-1].offset + 1
                 answer.complete(RecordsRead(NO_FAULT, so_far.records, next_offset, start, end))
+            elif isinstance(error, OSError) and is_temporary(error):
+                answer.complete(self._refused(log, wanted.offset, partition.last_stable_offset, error))
             else:
                 is_corrupt = isinstance(error, BatchError) and not isinstance(error, BatchTooLarge)
                 verdict = Verdict(str(error) or repr(error), is_corrupt=is_corrupt)
@@ -495,9 +508,8 @@ class RecordReads:
             tried = wanted._replace(cold_tries=tries)
             self._reads.warm(cold, partial(self._again, answer, partition, tried))
             return
-        segment = log.segments[log.segment_at(wanted.offset)]
-        damage = Unreadable(segment, Verdict("the log does not stay in memory", is_corrupt=False))
-        answer.complete(self._failed(log, wanted.offset, partition.last_stable_offset, damage))
+        error = OSError(errno.EAGAIN, f"{cold.file.path}: the log does not stay in memory")
+        answer.complete(self._refused(log, wanted.offset, partition.last_stable_offset, error))
 
     def _when_more(self, partition: Partition, wanted: _Wanted) -> RecordsRead | Pending[RecordsRead]:
         """Wait as a fetch does, then look again, once."""
