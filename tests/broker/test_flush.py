@@ -890,6 +890,35 @@ def test_flushes_of_many_logs_share_the_open_files(tmp_path: Path) -> None:
     run(body)
 
 
+@pytest.mark.parametrize("suffix", [".log", ".snapshot", "leader-epoch-checkpoint"])
+def test_a_start_without_free_descriptors_takes_no_partition_offline(tmp_path: Path, suffix: str) -> None:
+    disk = Disk()
+    real_open = disk.system_calls.open
+
+    def refuse(path: Path, flags: int, mode: int) -> int:
+        if path.name.endswith(suffix):
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), str(path))
+        return real_open(path, flags, mode)
+
+    async def body() -> None:
+        async with engine_on(tmp_path, disk) as engine:
+            fields: Any = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+            assert await faults(engine, batch_of(b"a", **fields)) == [Fault.NONE]
+        (tmp_path / "clean-stop").unlink()
+        disk.system_calls.open = refuse
+        directory = DataDirectory(tmp_path, disk=disk)
+        engine = EmbeddedEngine(directory, EngineSettings())
+        with pytest.raises(OSError, match=os.strerror(errno.ENFILE)):
+            engine.start()
+        engine._flusher.stop()
+        directory.close((), clean=False)
+        disk.system_calls.open = real_open
+        async with engine_on(tmp_path, disk) as engine:
+            assert partition_of(engine)[0].high_watermark == 1
+
+    run(body)
+
+
 def open_names(folder: Path) -> list[str]:
     """Files below `folder` that this process has open."""
     found = []

@@ -21,7 +21,7 @@ from penstock.model.ids import TopicPartition
 from penstock.model.topic_config import TopicConfig
 from penstock.records.batch import NO_PRODUCER_ID, Batch
 from penstock.storage.data_directory import DataDirectory
-from penstock.storage.files import Disk, disk_failure
+from penstock.storage.files import Disk, disk_failure, is_shortage
 from penstock.storage.log import PartitionLog
 from penstock.storage.recovery import RecoveryReport
 from penstock.storage.segment import Place, Segment
@@ -43,6 +43,11 @@ def open_partitions(
     request_flush: Callable[[PartitionLog], None],
     now_ms: int,
 ) -> Opened:
+    """Open every partition; a damaged one stays offline until the next start.
+
+    Raises OSError if the system is short of descriptors or memory: the broker does not start then, rather than serve less
+    than it has.
+    """
     opened: list[tuple[TopicPartition, TopicConfig, PartitionLog | None, RecoveryReport]] = []
     for entry in entries:
         config = config_of(entry.name)
@@ -59,9 +64,13 @@ def open_partitions(
                 if log.failure is not None:
                     raise disk_failure(log.failure)
                 if log.dirty:  # what recovery found may be in memory alone, and must not be served
+                    if log.flush_refused is not None and is_shortage(log.flush_refused):
+                        raise log.flush_refused
                     raise OSError(f"it could not be flushed: {log.flush_refused}")
                 loading.load()
             except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and is_shortage(error):
+                    raise
                 directory.stays_offline(log)
                 log, report.offline = None, str(error)
         if log is None:

@@ -73,6 +73,11 @@ def is_temporary(error: OSError) -> bool:
     return not isinstance(error, DiskFailed) and (error.errno in TEMPORARY or error.errno in _NO_ROOM)
 
 
+def is_shortage(error: OSError) -> bool:
+    """Whether the system had too few descriptors or too little memory for a call, or interrupted it."""
+    return not isinstance(error, DiskFailed) and error.errno in TEMPORARY
+
+
 def disk_failure(error: OSError) -> DiskFailed:
     """A copy of the error to keep: the traceback of the raised one would keep files open."""
     return DiskFailed(error.errno, error.strerror if isinstance(error, DiskFailed) else str(error))

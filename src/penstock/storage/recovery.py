@@ -35,7 +35,7 @@ from penstock.model.topic_config import TopicConfig
 from penstock.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, NO_TIMESTAMP, Batch, BatchError
 from penstock.storage import swap
 from penstock.storage.epochs import EpochsDamaged, EpochStart, LeaderEpochs
-from penstock.storage.files import ChecksumMismatch, Disk, DiskFailed, FileCache
+from penstock.storage.files import ChecksumMismatch, Disk, DiskFailed, FileCache, is_shortage
 from penstock.storage.legacy_swap import SwapRejected
 from penstock.storage.log import PartitionLog
 from penstock.storage.segment import Place, Segment
@@ -125,7 +125,10 @@ def open_log(
     state: LogState | None,
     now_ms: int,
 ) -> tuple[PartitionLog | None, RecoveryReport]:
-    """The log, by the marker if there is one and the files agree, else by the passes; None with a reason in the report."""
+    """The log, by the marker if there is one and the files agree, else by the passes; None with a reason in the report.
+
+    Raises OSError if the system is short of descriptors or memory: nothing is wrong with the log then.
+    """
     report = RecoveryReport(directory.name)
     try:
         segments, swapped = _segments_in(disk, files, directory, report)
@@ -140,6 +143,8 @@ def open_log(
     except FileNotFoundError as error:
         report.offline = "its folder is missing" if not disk.exists(directory) else str(error)
     except (Damaged, SwapRejected, ChecksumMismatch, msgspec.DecodeError, OSError) as error:
+        if isinstance(error, OSError) and is_shortage(error):
+            raise
         report.offline = str(error)
     return None, report
 
