@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.broker import offsets
 from penstock.broker.cleaner_child import CleaningFailed
 from penstock.broker.embedded import EmbeddedEngine, EngineSettings
 from penstock.broker.engine import Acks, Isolation, NewTopic, Read, ReadResult
@@ -239,6 +240,35 @@ class Life:
             offset = max(records[-1].offset + 1, offset + 1) if records else offset + 1
         return found
 
+    async def read_singly(self, topic: str) -> None:
+        """Every record of a topic, as a dialect of single records reads them, up to the first error."""
+        partition = self.engine.partition(topic, 0)
+        if partition is None or partition.log is None:
+            return
+        acknowledged = self.ledger.values[topic]
+        offset = partition.log.log_start_offset
+        while offset < partition.high_watermark:
+            found = await answer_of(self.engine.read_records(topic, 0, offset, 3, PLENTY))
+            if found.fault is not Fault.NONE:
+                assert found.fault is Fault.STORAGE_ERROR
+                return
+            assert found.next_offset > offset
+            values = {record.offset: record.value for record in found.records}
+            for at in range(offset, found.next_offset):
+                assert at not in acknowledged or values.pop(at, None) == acknowledged[at], f"{topic}: offset {at}"
+            assert set(values.values()) <= self.ledger.tried[topic]
+            offset = found.next_offset
+
+    async def look_up(self, topic: str) -> None:
+        """Offsets by place and time, and where a leader epoch ended."""
+        if self.engine.topic(topic) is None:
+            return
+        for timestamp in (offsets.EARLIEST, offsets.LATEST, offsets.MAX_TIMESTAMP, NOW_MS + 5):
+            found = await answer_of(self.engine.list_offset(topic, 0, timestamp, Isolation.READ_UNCOMMITTED))
+            assert found.fault in (Fault.NONE, Fault.STORAGE_ERROR), f"{topic}: {timestamp} is {found}"
+        ended = self.engine.epoch_end(topic, 0, -1, 0)
+        assert ended.fault in (Fault.NONE, Fault.STORAGE_ERROR), f"{topic}: epoch 0 is {ended}"
+
     async def clean(self) -> None:
         await self.room()
         while await self.engine.cleaning.clean_one():
@@ -275,6 +305,7 @@ async def run(path: Path, calls: FailingCalls, ledger: Ledger) -> None:
 async def _first_life(one: Life) -> None:
     keys = [b"k%d" % n for n in range(5)]
     await one.create("d", "c", "a", "x")
+    await one.look_up("x")
     await one.produce("d", 3)
     await one.produce_once()
     await one.produce("x", 2)
@@ -285,6 +316,8 @@ async def _first_life(one: Life) -> None:
     await tolerate(one.engine.housekeeping.checkpoint())
     await one.produce("d", 3)
     await one.read_all("d")
+    await one.read_singly("d")
+    await one.look_up("d")
     await one.delete("x")
     await one.create("x")
     await one.produce("x", 1)
@@ -301,6 +334,8 @@ async def _first_life(one: Life) -> None:
 
 
 async def _second_life(one: Life) -> None:
+    await one.look_up("d")
+    await one.read_singly("d")
     await check_live(one)
     await one.create(*(name for name in TOPICS if name in one.ledger.created))
     await one.produce_once()
@@ -419,8 +454,8 @@ async def check_writable(one: Life, calls: FailingCalls) -> None:
         before = len(one.ledger.values[topic])
         await one.produce(topic, 1, [b"k0"] if topic == "c" else [None])
         assert len(one.ledger.values[topic]) == before + 2, f"{topic} cannot be written after {calls.failed}"
-    offsets = one.engine.partition("__consumer_offsets", 0)
-    if offsets is None or (offsets.log is not None and offsets.log.failure is None):
+    stored = one.engine.partition("__consumer_offsets", 0)
+    if stored is None or (stored.log is not None and stored.log.failure is None):
         for _ in range(100):  # a coordinator whose log could not be read tries again
             if await one.commit(8):
                 break

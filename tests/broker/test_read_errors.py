@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker import offsets
 from penstock.broker.embedded import EmbeddedEngine
 from penstock.broker.engine import Acks, Read, ReadResult
 from penstock.broker.read_errors import ReadErrors
@@ -216,3 +217,22 @@ def test_a_read_without_a_free_descriptor_names_no_other_offset(
 
     asyncio.run(run())
     assert "next readable" not in caplog.text
+
+
+def test_leader_epochs_that_cannot_be_read_are_a_storage_error(tmp_path: Path) -> None:
+    disk = Disk()
+    real_open = disk.system_calls.open
+
+    def refuse(path: Path, flags: int, mode: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    async def run() -> None:
+        async with engine_on(tmp_path, disk) as engine:
+            engine.partition("t", 0).leader_epoch = 5  # type: ignore[union-attr]
+            for opened, expected in ((refuse, Fault.STORAGE_ERROR), (real_open, Fault.NONE)):
+                disk.system_calls.open = opened
+                found = await answer_of(engine.list_offset("t", 0, offsets.EARLIEST, 0))
+                assert found.fault is expected
+                assert engine.epoch_end("t", 0, -1, 0).fault is expected
+
+    asyncio.run(run())

@@ -26,6 +26,7 @@ from penstock.model.slices import Work
 from penstock.records import walk
 from penstock.records.batch import Batch, BatchError
 from penstock.records.record import unpacked
+from penstock.storage.epochs import EpochsDamaged
 from penstock.storage.files import Cold, Disk, DiskFailed
 from penstock.storage.log import PartitionLog
 from penstock.storage.segment import Rebuilding, Unfinished
@@ -53,7 +54,11 @@ def epoch_fault(partition: Partition, leader_epoch: int) -> Fault:
 def place_of(partition: Partition, log: PartitionLog, special: int) -> OffsetFound | None:
     """The answer for a special timestamp that needs no look at the log; None for the others."""
     if special in (EARLIEST, EARLIEST_LOCAL):
-        epoch = log.epochs.epoch_at(log.log_start_offset)
+        try:
+            epoch = log.epochs.epoch_at(log.log_start_offset)
+        except (OSError, EpochsDamaged) as error:
+            logger.warning("%s: the leader epoch of its start cannot be looked up: %s", log.name, error)
+            return OffsetFound(Fault.STORAGE_ERROR)
         return OffsetFound(Fault.NONE, log.log_start_offset, -1, max(epoch, 0))
     if special == LATEST_TIERED:
         return OffsetFound(Fault.NONE, -1, -1, -1)
@@ -190,4 +195,8 @@ def epoch_end(partition: Partition, current_leader_epoch: int, leader_epoch: int
         return EpochEnd(Fault.NONE, leader_epoch, log.log_end_offset)
     if leader_epoch > partition.leader_epoch:
         return EpochEnd(Fault.NONE)
-    return EpochEnd(Fault.NONE, *log.epochs.end_offset(leader_epoch, log.log_end_offset))
+    try:
+        return EpochEnd(Fault.NONE, *log.epochs.end_offset(leader_epoch, log.log_end_offset))
+    except (OSError, EpochsDamaged) as error:
+        logger.warning("%s: the end of leader epoch %d cannot be looked up: %s", log.name, leader_epoch, error)
+        return EpochEnd(Fault.STORAGE_ERROR)
