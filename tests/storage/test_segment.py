@@ -404,3 +404,26 @@ def test_largest_timestamp_of_records_without_timestamps_is_found_in_slices_and_
         monkeypatch.setattr(known._disk, "read_now", lambda *_: pytest.fail("the segment is read again"))
         monkeypatch.setattr(known._disk, "read_at", lambda *_: pytest.fail("the segment is read again"))
         assert known.largest_timestamp() == known.largest_timestamp(wait=False) == -1
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_batches_before_a_bad_sector_are_located_without_an_index(tmp_path: Path, wait: bool) -> None:
+    segment, batches = filled(tmp_path, SHAPE, 1000)
+    store_indexes(segment)
+    segment.offsets.path.write_bytes(b"garbage")
+    calls = BadSectors()
+    again = on_bad_sectors(segment, calls)
+    places = places_of(batches)
+    calls.spoil(segment.path, places[40].position)
+    bad = places[40].position // SECTOR_BYTES * SECTOR_BYTES
+    before = [place for place in places if place.position + HEADER_BYTES <= bad]
+    assert before
+    for place in before:
+        assert settled(again, again.locate, place.base_offset, again.size, wait=wait) == place
+    with pytest.raises(ReadFailed):
+        settled(again, again.locate, places[-1].base_offset, again.size, wait=wait)
+    assert segment.offsets.path.read_bytes() == b"garbage", "the rebuild is not complete"
+    calls.heal()
+    again = on_bad_sectors(segment, calls)
+    for place in places:
+        assert settled(again, again.locate, place.base_offset, again.size, wait=wait) == place

@@ -240,8 +240,14 @@ class Segment:
                 return self._located(offset, position, end, indexed, headers_max, wait=wait)
         except (IndexDamaged, _Astray):
             pass
-        self.rebuild_indexes(end, wait=wait)
-        position = self.offsets.floor(offset - self.base_offset)[1]
+        try:
+            self.rebuild_indexes(end, wait=wait)
+            index = self.offsets
+        except ReadFailed:
+            if self._aside is None:
+                raise
+            index = self._aside.offsets  # what lies before the damage can be read
+        position = index.floor(offset - self.base_offset)[1]
         return self._located(offset, position, end, None, sys.maxsize, wait=wait)
 
     def _located(
@@ -400,6 +406,7 @@ class Segment:
         aside = self._aside
         if aside is None or aside.size > end:
             aside = self._aside = Segment(self._disk, self._files, self.path.parent, self.base_offset)
+            aside.offsets.ignore_file()
         walk = self.walk_slowly if wait else self.walk
         headers_left = REBUILD_HEADERS
         for place in walk(aside.size, end):

@@ -132,6 +132,10 @@ class OffsetIndex:
         """Drop what was loaded; the next look-up reads the file again."""
         self._loaded = None
 
+    def ignore_file(self) -> None:
+        """Begin without entries, whatever the file has."""
+        self._loaded = array("I"), array("I")
+
     def check(self, segment_bytes: int) -> None:
         """Raise IndexDamaged when the file has entries that cannot belong to a segment of that size."""
         last = self.last()
