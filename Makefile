@@ -1,7 +1,7 @@
 # The manual of this repository: `make` lists what there is to do.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench soak planted docs matrix clean
+.PHONY: help setup demo test lint format bench soak docs matrix dist clean
 
 BIN := .venv/bin
 STAMP := .venv/.setup-done
@@ -47,6 +47,12 @@ docs: setup ## write docs/config.md from the config's own descriptions
 matrix: setup ## run every client against every feature and write docs/compatibility.md
 	$(BIN)/python -m tests.compatibility.document
 
-clean: ## remove .venv, caches and everything built
-	rm -rf .venv build dist reports .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache src/*.egg-info
+dist: ## build sdist and wheel into dist/ and run the broker from the wheel
+	@scripts/tools dist build hatchling
+	rm -rf dist
+	.venv-dist/bin/python -m build --no-isolation
+	.venv-dist/bin/python scripts/check-dist
+
+clean: ## remove environments, caches and everything built
+	rm -rf .venv .venv-* build dist site reports .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
