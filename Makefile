@@ -1,11 +1,14 @@
 # The manual of this repository: `make` lists what there is to do.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench soak docs matrix dist clean
+.PHONY: help setup demo check test lint format bench soak docs matrix dist clean
 
 BIN := .venv/bin
 STAMP := .venv/.setup-done
 WORKERS ?= 2
+# Rooms that need no other process, no Java and no network.
+PURE_TESTS := $(addprefix tests/,model records coordination storage $(addprefix dialects/,day1 fluxgo flymq kafka minikafka \
+	rustlog) test_docs.py test_limits.py test_packaging.py) --ignore tests/dialects/flymq/test_kills.py
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +21,9 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup
 
 demo: setup ## orders in by three protocols, revenue out by Spark, two kills, nothing lost
 	@$(BIN)/python examples/demo.py
+
+check: lint ## lint and the tests of the pure rooms: under two minutes, no Java, no network
+	PENSTOCK_HYPOTHESIS=brief $(BIN)/python -m pytest -n $(WORKERS) $(PURE_TESTS)
 
 test: setup ## run the tests
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS)

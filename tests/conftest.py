@@ -1,6 +1,6 @@
 """What all tests share: how long hypothesis looks, and the list of failed tests in reports/tests.json.
 
-`PENSTOCK_HYPOTHESIS=thorough` looks longer.
+`PENSTOCK_HYPOTHESIS=thorough` looks longer, `brief` (for `make check`) less long.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # No deadline: the machine that runs the tests is shared, and a slow example is not a wrong one.
+settings.register_profile("brief", max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", max_examples=2_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS", "quick"))
