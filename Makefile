@@ -1,7 +1,7 @@
 # The manual of this repository: `make` lists what there is to do.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint format bench soak docs matrix dist clean
+.PHONY: help setup demo check test lint format bench soak docs matrix dist hooks clean
 
 BIN := .venv/bin
 STAMP := .venv/.setup-done
@@ -58,6 +58,10 @@ dist: ## build sdist and wheel into dist/ and run the broker from the wheel
 	rm -rf dist
 	.venv-dist/bin/python -m build --no-isolation
 	.venv-dist/bin/python scripts/check-dist
+
+hooks: setup ## run every pre-commit hook on every file
+	@scripts/tools hooks pre-commit codespell
+	.venv-hooks/bin/pre-commit run --all-files
 
 clean: ## remove environments, caches and everything built
 	rm -rf .venv .venv-* build dist site reports .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache src/*.egg-info
