@@ -1,7 +1,7 @@
 # The manual of this repository: `make` lists what there is to do.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint format bench soak docs matrix dist hooks clean
+.PHONY: help setup demo check test lint format bench soak docs matrix site dist hooks clean
 
 BIN := .venv/bin
 STAMP := .venv/.setup-done
@@ -52,6 +52,10 @@ docs: setup ## write docs/config.md from the config's own descriptions
 
 matrix: setup ## run every client against every feature and write docs/compatibility.md
 	$(BIN)/python -m tests.compatibility.document
+
+site: ## build the documentation site into site/
+	@scripts/tools site mkdocs-material
+	.venv-site/bin/mkdocs build --strict
 
 dist: ## build sdist and wheel into dist/ and run the broker from the wheel
 	@scripts/tools dist build hatchling
