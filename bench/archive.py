@@ -170,12 +170,12 @@ class _Tables:
         """What `penstock archive run` does, in a session that runs already."""
         from penstock.cli.archive_options import Format, table_for
         from penstock.client.kafka import KafkaSettings
-        from penstock.spark.archive.archiver import Archiver
-        from penstock.spark.archive.compaction import recover
-        from penstock.spark.archive.engines import SparkEngine
-        from penstock.spark.archive.lock import locked
-        from penstock.spark.archive.opening import open_table
-        from penstock.spark.archive.places import place_of
+        from penstock.lake.archiver import Archiver
+        from penstock.lake.compaction import recover
+        from penstock.lake.engines import SparkEngine
+        from penstock.lake.lock import locked
+        from penstock.lake.opening import open_table
+        from penstock.lake.places import place_of
 
         kafka = KafkaSettings.of(self._bootstrap)
         with self._place() as path:

@@ -198,8 +198,8 @@ def test_a_terminal_shows_each_flow_with_rows_a_second_lag_and_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from penstock.cli.pipeline_view import LiveTable
-    from penstock.spark.pipeline.progress import BatchDone, FlowEnded, FlowRestarting, FlowStarted
-    from penstock.spark.pipeline.reading import read_pipeline
+    from penstock.pipeline.progress import BatchDone, FlowEnded, FlowRestarting, FlowStarted
+    from penstock.pipeline.reading import read_pipeline
 
     pipeline = read_pipeline(write(tmp_path), {})
     with LiveTable(pipeline.name, list(pipeline.flows.values())) as view:

@@ -23,8 +23,8 @@ def test_30_kills_leave_every_offset_once(tmp_path: Path, format_: str) -> None:
     pytest.importorskip("pyarrow", reason="the spark extra is not installed")
     if format_ != "parquet":
         pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[format_])
-    from tests.spark.archive.kill_run import kill_run
-    from tests.spark.archive.topics import Topic
+    from tests.lake.kill_run import kill_run
+    from tests.lake.topics import Topic
 
     seed = int(os.environ.get("PENSTOCK_SEED", random.randrange(2**32)))
     kills = int(os.environ.get("PENSTOCK_CYCLES", "30"))

@@ -6,10 +6,10 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from penstock.spark.range_reader import Task
-from penstock.spark.source_schema import full_schema
-from penstock.spark.stream_source import StreamSource
-from penstock.spark.wire_reader import forget_connections
+from penstock.spark.source.range_reader import Task
+from penstock.spark.source.schema import full_schema
+from penstock.spark.source.stream import StreamSource
+from penstock.spark.source.wire_reader import forget_connections
 from tests.spark.made_topics import Cluster, options
 
 ALL = ReadAllAvailable()

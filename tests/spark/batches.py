@@ -9,11 +9,11 @@ from typing import NamedTuple
 import pytest
 from hypothesis import strategies as st
 
+from penstock.arrow.ways import Way
 from penstock.records.batch import Batch
 from penstock.records.builder import NewRecord, build_batch, rebuild_batch
 from penstock.records.compression import CODECS
 from penstock.records.record import read_records
-from penstock.spark.ways import Way
 
 WAYS = [
     Way.PURE,

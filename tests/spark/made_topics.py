@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from penstock.client.kafka import KafkaClient, Producer
 from penstock.records.builder import NewRecord, build_batch
-from penstock.spark.source_options import SourceOptions, parse_options
+from penstock.spark.source.options import SourceOptions, parse_options
 
 
 class Cluster(Protocol):

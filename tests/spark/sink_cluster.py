@@ -19,10 +19,10 @@ from penstock.client.kafka import EARLIEST, LATEST, Isolation, KafkaClient, Kafk
 from penstock.client.kafka_settings import addresses
 from penstock.records.batch import whole_batches
 from penstock.records.record import Record, read_records
-from penstock.spark.exactly_once import Task
-from penstock.spark.sink import checked
-from penstock.spark.sink_options import SinkOptions
-from penstock.spark.visible import visible_batches
+from penstock.records.visibility import visible_batches
+from penstock.spark.sink.exactly_once import Task
+from penstock.spark.sink.options import SinkOptions
+from penstock.spark.sink.writers import checked
 from tests.compatibility.apache_kafka import START_S_MAX, apache_kafka
 
 COMMITTED = Isolation.READ_COMMITTED

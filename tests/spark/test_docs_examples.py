@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import Broker
-from penstock.spark.sink_options import _OWN as SINK_OPTIONS
-from penstock.spark.source_options import KNOWN as SOURCE_OPTIONS
+from penstock.spark.sink.options import _OWN as SINK_OPTIONS
+from penstock.spark.source.options import KNOWN as SOURCE_OPTIONS
 from tests.maven import Unresolved
 from tests.spark.jvm import connector
 

@@ -18,10 +18,10 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 from penstock.client.kafka import Producer
 from penstock.client.kafka_apis import Api
 from penstock.client.kafka_cluster import CoordinatorKind
-from penstock.spark import exactly_once
-from penstock.spark.exactly_once import Prepared, abort, commit, write
-from penstock.spark.sink_journal import TOPIC, Decision, Journal, JournalState
-from penstock.spark.sink_options import SinkError
+from penstock.spark.sink import exactly_once
+from penstock.spark.sink.exactly_once import Prepared, abort, commit, write
+from penstock.spark.sink.journal import TOPIC, Decision, Journal, JournalState
+from penstock.spark.sink.options import SinkError
 from tests.spark.sink_cluster import Clusters, Sink, records, rows
 
 WAIT_S_MAX = 60.0

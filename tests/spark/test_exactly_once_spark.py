@@ -23,11 +23,11 @@ from pyspark.sql.types import StructType
 
 from penstock import Broker
 from penstock.client.kafka import KafkaClient
-from penstock.spark import exactly_once
 from penstock.spark.data_source import PenstockDataSource
-from penstock.spark.sink import ExactlyOnceStreamWriter, checked
-from penstock.spark.sink_journal import Decision, Journal
-from penstock.spark.sink_options import SinkOptions
+from penstock.spark.sink import exactly_once
+from penstock.spark.sink.journal import Decision, Journal
+from penstock.spark.sink.options import SinkOptions
+from penstock.spark.sink.writers import ExactlyOnceStreamWriter, checked
 from tests.spark.made_topics import append
 from tests.spark.sink_cluster import records
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.offsets import (
+from penstock.spark.source.offsets import (
     OFFSET_MAX,
     id_text,
     ids_of_json,

@@ -7,9 +7,9 @@ import pickle
 import pytest
 
 from penstock.client.kafka import Isolation
-from penstock.spark.offsets import place
-from penstock.spark.source_errors import SourceError
-from penstock.spark.source_options import (
+from penstock.spark.source.errors import SourceError
+from penstock.spark.source.offsets import place
+from penstock.spark.source.options import (
     Assigned,
     AtOffsets,
     AtTimestamp,

@@ -13,8 +13,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.row_digest import Content, ContentCounter, content_of
-from penstock.spark.sink_options import SinkError
+from penstock.spark.sink.options import SinkError
+from penstock.spark.sink.row_digest import Content, ContentCounter, content_of
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(

@@ -20,17 +20,17 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 import pyarrow as pa
 
 from penstock import Broker
+from penstock.arrow.columns import DEFAULT, schema_of
 from penstock.client.kafka import LATEST, Isolation, KafkaClient
-from penstock.spark import segments
-from penstock.spark.columns import DEFAULT, schema_of
-from penstock.spark.offsets import place
-from penstock.spark.planning import Range
-from penstock.spark.range_reader import RangeReader, Task, tasks_of
-from penstock.spark.segments import folder_of, read_segments
-from penstock.spark.source_errors import DataLost, SourceError
-from penstock.spark.source_schema import full_schema
-from penstock.spark.source_topics import Topics
-from penstock.spark.wire_reader import forget_connections
+from penstock.spark.source import segments
+from penstock.spark.source.errors import DataLost, SourceError
+from penstock.spark.source.offsets import place
+from penstock.spark.source.planning import Range
+from penstock.spark.source.range_reader import RangeReader, Task, tasks_of
+from penstock.spark.source.schema import full_schema
+from penstock.spark.source.segments import folder_of, read_segments
+from penstock.spark.source.topics import Topics
+from penstock.spark.source.wire_reader import forget_connections
 from penstock.storage.segment_reader import list_segments, position_before, read_segment, topic_id_of
 from tests.spark.made_topics import append, append_transaction, delete_before, options, recreate_topic, topic
 

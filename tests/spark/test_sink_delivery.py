@@ -14,11 +14,11 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 from pyspark.sql.types import BinaryType, StructType
 
 from penstock import Broker
+from penstock.arrow.encode import NOBODY, Writer
 from penstock.client.kafka import KafkaClient
 from penstock.records.batch import Batch, whole_batches
-from penstock.spark.arrow_encode import NOBODY, Writer
-from penstock.spark.sink_delivery import Sender
-from penstock.spark.sink_options import SinkError, SinkOptions
+from penstock.spark.sink.delivery import Sender
+from penstock.spark.sink.options import SinkError, SinkOptions
 from tests.spark.sink_cluster import places_of, records
 
 

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
-from penstock.spark.row_digest import Content
-from penstock.spark.sink_identity import Batch, check_same, plan_of
-from penstock.spark.sink_journal import Decision, Plan
-from penstock.spark.sink_options import SinkError
+from penstock.spark.sink.identity import Batch, check_same, plan_of
+from penstock.spark.sink.journal import Decision, Plan
+from penstock.spark.sink.options import SinkError
+from penstock.spark.sink.row_digest import Content
 
 HEAD = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":%d}\n'
 

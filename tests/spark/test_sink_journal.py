@@ -16,10 +16,10 @@ from penstock.records.batch import Batch
 from penstock.records.builder import NewRecord, build_batch
 from penstock.records.control import Marker as EndOfTransaction
 from penstock.records.control import MarkerKind, build_marker
-from penstock.spark import sink_journal
-from penstock.spark.row_digest import Content
-from penstock.spark.sink_journal import Decision, Journal, JournalState, Opened, Plan, marker_batch, partition_of
-from penstock.spark.sink_options import SinkError
+from penstock.spark.sink import journal as sink_journal
+from penstock.spark.sink.journal import Decision, Journal, JournalState, Opened, Plan, marker_batch, partition_of
+from penstock.spark.sink.options import SinkError
+from penstock.spark.sink.row_digest import Content
 
 QUERY = "q"
 

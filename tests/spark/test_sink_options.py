@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.records.compression import Codec
-from penstock.spark.sink_options import Delivery, SinkError, SinkOptions
+from penstock.spark.sink.options import Delivery, SinkError, SinkOptions
 
 TEXT, BYTES, INT, LONG = StringType(), BinaryType(), IntegerType(), LongType()
 HEADERS = ArrayType(StructType().add("key", TEXT).add("value", BYTES))

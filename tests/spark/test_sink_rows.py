@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
-from penstock.spark.sink_options import SinkError
-from penstock.spark.sink_rows import Router, murmur2_of
+from penstock.spark.sink.options import SinkError
+from penstock.spark.sink.rows import Router, murmur2_of
 
 with warnings.catch_warnings():
     # kafka-python reads its schemas in a way that Python 3.11 would like to see replaced

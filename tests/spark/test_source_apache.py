@@ -15,14 +15,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.client.kafka import LATEST, Isolation, KafkaClient, KafkaSettings
 from penstock.client.kafka_settings import addresses
-from penstock.spark.batch_source import BatchSource
-from penstock.spark.offsets import place
-from penstock.spark.range_reader import Task
-from penstock.spark.segments import folder_of, read_segments
-from penstock.spark.source_errors import DataLost
-from penstock.spark.source_schema import full_schema
-from penstock.spark.stream_source import StreamSource
-from penstock.spark.wire_reader import forget_connections
+from penstock.spark.source.batch import BatchSource
+from penstock.spark.source.errors import DataLost
+from penstock.spark.source.offsets import place
+from penstock.spark.source.range_reader import Task
+from penstock.spark.source.schema import full_schema
+from penstock.spark.source.segments import folder_of, read_segments
+from penstock.spark.source.stream import StreamSource
+from penstock.spark.source.wire_reader import forget_connections
 from tests.compatibility.apache_kafka import START_S_MAX, apache_kafka
 from tests.spark.made_topics import append, append_transaction, options, recreate_topic, topic, topic_id
 

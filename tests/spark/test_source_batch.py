@@ -14,10 +14,10 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from penstock import Broker
-from penstock.spark.batch_source import BatchSource
-from penstock.spark.source_errors import DataLost, SourceError
-from penstock.spark.source_schema import HEADERS, full_schema
-from penstock.spark.wire_reader import forget_connections
+from penstock.spark.source.batch import BatchSource
+from penstock.spark.source.errors import DataLost, SourceError
+from penstock.spark.source.schema import HEADERS, full_schema
+from penstock.spark.source.wire_reader import forget_connections
 from tests.spark.made_topics import (
     TIME_MS,
     append,

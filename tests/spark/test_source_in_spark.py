@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 import penstock.spark
 from penstock import Broker
 from penstock.client.kafka import KafkaClient
-from penstock.spark.source_schema import full_schema
-from penstock.spark.stream_source import StreamSource
+from penstock.spark.source.schema import full_schema
+from penstock.spark.source.stream import StreamSource
 from tests.spark.made_topics import TIME_MS, add_partitions, append, given, recreate_topic, topic, topic_id
 from tests.spark.made_topics import options as source_options
 

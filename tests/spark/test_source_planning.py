@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.offsets import place
-from penstock.spark.planning import Range, divided, limited, ranges_between
+from penstock.spark.source.offsets import place
+from penstock.spark.source.planning import Range, divided, limited, ranges_between
 
 _SIZES = st.lists(st.integers(1, 10_000), min_size=1, max_size=8)
 

@@ -21,9 +21,9 @@ from pyspark.sql.streaming.datasource import ReadMaxRows, ReadMinRows
 
 from penstock import Broker
 from penstock.client.kafka import GroupOffset, KafkaClient
-from penstock.spark.query_place import PROGRESS
-from penstock.spark.range_reader import Task
-from penstock.spark.source_errors import DataLost, SourceError
+from penstock.spark.source.errors import DataLost, SourceError
+from penstock.spark.source.query_place import PROGRESS
+from penstock.spark.source.range_reader import Task
 from tests.spark.asked_streams import ALL, keys, numbers, stop_streams, stream, work
 from tests.spark.made_topics import (
     TIME_MS,

@@ -12,8 +12,8 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from penstock import Broker
 from penstock.client.kafka_apis import VERSIONS, Api
-from penstock.spark.range_reader import Task
-from penstock.spark.source_errors import DataLost
+from penstock.spark.source.errors import DataLost
+from penstock.spark.source.range_reader import Task
 from tests.spark.asked_streams import ALL, keys, stop_streams, stream, work
 from tests.spark.made_topics import append, recreate_topic, topic, topic_id
 

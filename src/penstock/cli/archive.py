@@ -1,4 +1,4 @@
-"""`penstock archive`: topics as lake tables, and back. What it does is in `penstock.spark.archive`."""
+"""`penstock archive`: topics as lake tables, and back. What it does is in `penstock.lake`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from penstock.cli.stopping import Stop, until_stopped
 
 if TYPE_CHECKING:
     from penstock.client.kafka import KafkaSettings
-    from penstock.spark.archive.archiver import Archiver, Step
-    from penstock.spark.archive.engines import Engine
-    from penstock.spark.archive.tables import Table
+    from penstock.lake.archiver import Archiver, Step
+    from penstock.lake.engines import Engine
+    from penstock.lake.tables import Table
 
 app = command_app("Archive topics as lake tables and replay tables to topics.")
 
@@ -52,8 +52,8 @@ def _explained() -> Iterator[None]:
     if importlib.util.find_spec("pyarrow") is None or importlib.util.find_spec("numpy") is None:
         raise Failed("archive requires pyarrow and numpy: pip install 'penstock-broker[spark]'")
     from penstock.client.kafka import KafkaError
+    from penstock.lake.errors import ArchiveError
     from penstock.records.batch import BatchError
-    from penstock.spark.archive.errors import ArchiveError
     from penstock.spark.java import NoSpark
 
     try:
@@ -78,7 +78,7 @@ def _kafka_settings(bootstrap: str, pairs: list[str] | None) -> KafkaSettings:
 
 
 def _engine(name: EngineName | None, master: str | None) -> Engine:
-    from penstock.spark.archive.engines import LocalEngine, SparkEngine
+    from penstock.lake.engines import LocalEngine, SparkEngine
 
     has_spark = importlib.util.find_spec("pyspark") is not None
     is_local = name is EngineName.LOCAL or (name is None and not has_spark)
@@ -175,10 +175,10 @@ def run(
     checked_topic(topic)
     wait_s = _duration_s(interval, "--interval")
     with _explained(), until_stopped() as stop:
-        from penstock.spark.archive.archiver import Archiver, Pace
-        from penstock.spark.archive.compaction import recover
-        from penstock.spark.archive.lock import locked
-        from penstock.spark.archive.places import place_of
+        from penstock.lake.archiver import Archiver, Pace
+        from penstock.lake.compaction import recover
+        from penstock.lake.lock import locked
+        from penstock.lake.places import place_of
 
         settings = _kafka_settings(bootstrap, kafka)
         workers = _engine(engine, master)
@@ -219,7 +219,7 @@ def _rest(stop: Stop, wait_s: float) -> None:
 
 
 def _follow(table: Table, archiver: Archiver, steps: Iterator[Step], *, compact: bool, as_json: bool) -> None:
-    from penstock.spark.archive.compaction import compact_table
+    from penstock.lake.compaction import compact_table
 
     rows = files = size = unreadable = 0
     for step in steps:
@@ -262,8 +262,8 @@ def status(
     if offline and kafka:
         raise Misused("--kafka cannot be combined with --offline")
     with _explained():
-        from penstock.spark.archive.opening import open_table
-        from penstock.spark.archive.status import table_status
+        from penstock.lake.opening import open_table
+        from penstock.lake.status import table_status
 
         found = table_status(open_table(path), None if offline else _kafka_settings(bootstrap, kafka))
     if as_json:
@@ -300,9 +300,9 @@ def compact(
 ) -> None:
     """Merge the small files of a table."""
     with _explained():
-        from penstock.spark.archive.compaction import compact_table
-        from penstock.spark.archive.lock import locked
-        from penstock.spark.archive.opening import open_table
+        from penstock.lake.compaction import compact_table
+        from penstock.lake.lock import locked
+        from penstock.lake.opening import open_table
 
         table = open_table(path)
         workers = _engine(engine, master)
@@ -336,9 +336,9 @@ def expire(
     age_s = None if older_than is None else _duration_s(older_than, "--older-than")
     keep_s = _duration_s(keep, "--keep")
     with _explained():
-        from penstock.spark.archive.compaction import recover
-        from penstock.spark.archive.lock import locked
-        from penstock.spark.archive.opening import open_table
+        from penstock.lake.compaction import recover
+        from penstock.lake.lock import locked
+        from penstock.lake.opening import open_table
 
         table = open_table(path)
         now = time.time()
@@ -384,9 +384,9 @@ def replay(
     checked_topic(to)
     first, end = _bound(from_, "--from"), _bound(until, "--until")
     with _explained(), until_stopped() as stop:
-        from penstock.spark.archive.opening import open_table
-        from penstock.spark.archive.replay import Replay
-        from penstock.spark.archive.row_order import Bounds
+        from penstock.lake.opening import open_table
+        from penstock.lake.replay import Replay
+        from penstock.lake.row_order import Bounds
 
         table = open_table(path)
         bounds = Bounds(first.get("offset"), end.get("offset"), first.get("ms"), end.get("ms"))

@@ -10,8 +10,8 @@ from penstock.cli.failure import Failed, Misused, key_values
 
 if TYPE_CHECKING:
     from penstock.client.kafka import KafkaSettings
-    from penstock.spark.archive.settings import TableSettings, ValueSettings
-    from penstock.spark.archive.tables import Table
+    from penstock.lake.settings import TableSettings, ValueSettings
+    from penstock.lake.tables import Table
 
 
 class Format(enum.Enum):
@@ -34,8 +34,8 @@ class Values(enum.Enum):
 
 def value_settings(values: Values | None, types: list[str] | None, schemas: list[str] | None) -> ValueSettings | None:
     """What the options say of values; None if nothing."""
-    from penstock.spark.archive import settings as archive
-    from penstock.spark.archive.columns import arrow_type
+    from penstock.lake import settings as archive
+    from penstock.lake.columns import arrow_type
 
     if values is None:
         if types or schemas:
@@ -73,10 +73,10 @@ def table_for(
 ) -> Table:
     """The table that is there, if it is what the options say, or a new one."""
     from penstock.client.kafka import KafkaClient
-    from penstock.spark.archive import settings as archive
-    from penstock.spark.archive.buckets import Bucketing
-    from penstock.spark.archive.opening import continued, make_table, table_at
-    from penstock.spark.archive.places import place_of
+    from penstock.lake import settings as archive
+    from penstock.lake.buckets import Bucketing
+    from penstock.lake.opening import continued, make_table, table_at
+    from penstock.lake.places import place_of
 
     place = place_of(to)
     there = archive.read_settings(place)

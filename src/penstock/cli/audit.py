@@ -17,7 +17,7 @@ from penstock.cli.master import MasterOption
 from penstock.cli.output import counted, note, print_json, print_table
 
 if TYPE_CHECKING:
-    from penstock.spark.audit.report import AuditReport
+    from penstock.audit.report import AuditReport
 
 
 def audit(
@@ -53,12 +53,12 @@ def audit(
     Exit code: 0 if clean, 1 if something was found or could not be read, 2 for invalid arguments.
     """
     with _needs_arrow():
+        from penstock.audit.facts import KINDS
+        from penstock.audit.job import AuditRequest, NothingToAudit
+        from penstock.audit.job import audit as run_audit
         from penstock.client.kafka import KafkaError, KafkaSettings
         from penstock.imports.engine import JobFailed
-        from penstock.spark.archive import ArchiveError
-        from penstock.spark.audit.facts import KINDS
-        from penstock.spark.audit.job import AuditRequest, NothingToAudit
-        from penstock.spark.audit.job import audit as run_audit
+        from penstock.lake import ArchiveError
     for kind in allowed or ():
         if kind not in KINDS:
             raise Misused(f"--allow {kind}: unknown kind; expected one of {', '.join(KINDS)}")
@@ -97,7 +97,7 @@ def _needs_arrow() -> Iterator[None]:
 
 
 def _write_page(report: AuditReport, path: Path) -> None:
-    from penstock.spark.audit.page import html_page
+    from penstock.audit.page import html_page
 
     try:
         path.write_text(html_page(report, datetime.datetime.now(datetime.UTC)))
@@ -106,7 +106,7 @@ def _write_page(report: AuditReport, path: Path) -> None:
 
 
 def _print(report: AuditReport) -> None:
-    from penstock.spark.audit.report import partition_row
+    from penstock.audit.report import partition_row
 
     shown = ("topic", "partition", "records", "hidden", "files", "bytes", "log_start_offset", "log_end_offset", "keys")
     rows = [partition_row(merged) for merged in report.partitions]

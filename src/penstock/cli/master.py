@@ -20,7 +20,7 @@ def check_master(master: str | None, *, uses_spark: bool = True) -> None:
         return
     if not uses_spark:
         raise Misused("--master requires --engine spark")
-    from penstock.spark.pipeline.reading import problem_with_master
+    from penstock.pipeline.reading import problem_with_master
 
     wrong = problem_with_master(master)
     if wrong is not None:

@@ -15,10 +15,10 @@ from penstock.cli.failure import Failed, Misused
 from penstock.cli.master import check_master
 from penstock.cli.output import counted, note, print_json, print_table
 from penstock.cli.stopping import until_stopped
-from penstock.spark.pipeline.problems import InvalidPipeline, PipelineFailed
+from penstock.pipeline.problems import InvalidPipeline, PipelineFailed
 
 if TYPE_CHECKING:
-    from penstock.spark.pipeline.declaration import AnyFlow, Pipeline
+    from penstock.pipeline.declaration import AnyFlow, Pipeline
 
 app = command_app("Validate, run and monitor pipelines declared in a YAML file.")
 
@@ -36,8 +36,8 @@ def validate(file: File, as_json: AsJson = False) -> None:
     Reports every problem with its line. Does not contact brokers. Exit code 2 if the file is invalid.
     """
     _check_installed()
-    from penstock.spark.pipeline.graph import unused
-    from penstock.spark.pipeline.reading import read_pipeline
+    from penstock.pipeline.graph import unused
+    from penstock.pipeline.reading import read_pipeline
 
     try:
         pipeline = read_pipeline(file)
@@ -82,7 +82,7 @@ def run(
         flows = _chosen(pipeline, flow, available_now=available_now)
         view = JsonLines(pipeline.name) if as_json or not sys.stdout.isatty() else LiveTable(pipeline.name, flows)
         try:
-            from penstock.spark.pipeline.supervision import Supervisor, close_session, open_for
+            from penstock.pipeline.supervision import Supervisor, close_session, open_for
 
             spark = open_for(pipeline, master)
         except ModuleNotFoundError as error:
@@ -110,7 +110,7 @@ def status(file: File, flow: Flows = None, as_json: AsJson = False) -> None:
     """
     _check_installed()
     from penstock.cli.pipeline_view import status_json, status_rows
-    from penstock.spark.pipeline.status import status_of
+    from penstock.pipeline.status import status_of
 
     pipeline = _read(file)
     found = [status_of(pipeline, one) for one in _chosen(pipeline, flow, available_now=False)]
@@ -130,7 +130,7 @@ def _check_installed() -> None:
 
 
 def _read(file: Path) -> Pipeline:
-    from penstock.spark.pipeline.reading import read_pipeline
+    from penstock.pipeline.reading import read_pipeline
 
     try:
         return read_pipeline(file)
@@ -148,7 +148,7 @@ def _chosen(pipeline: Pipeline, names: list[str] | None, *, available_now: bool)
     from dataclasses import replace
 
     from penstock.model.topic_config import nearest
-    from penstock.spark.pipeline.declaration import Trigger
+    from penstock.pipeline.declaration import Trigger
 
     flows: dict[str, Any] = dict(pipeline.flows)
     for name in names or ():

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from penstock.spark.pipeline.progress import NAMES, BatchDone, Event, FlowEnded, FlowRestarting, FlowStarted
+from penstock.pipeline.progress import NAMES, BatchDone, Event, FlowEnded, FlowRestarting, FlowStarted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from penstock.spark.pipeline.declaration import AnyFlow
-    from penstock.spark.pipeline.status import FlowStatus
+    from penstock.pipeline.declaration import AnyFlow
+    from penstock.pipeline.status import FlowStatus
 
 
 class JsonLines:

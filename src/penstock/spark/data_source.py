@@ -18,9 +18,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.spark.source_errors import SourceError
-from penstock.spark.source_options import parse_options
-from penstock.spark.source_schema import full_schema
+from penstock.spark.source.errors import SourceError
+from penstock.spark.source.options import parse_options
+from penstock.spark.source.schema import full_schema
 
 NAME = "penstock"
 
@@ -35,12 +35,12 @@ class PenstockDataSource(DataSource):
         return full_schema(bool(parse_options(self.options).include_headers))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from penstock.spark.batch_source import BatchSource
+        from penstock.spark.source.batch import BatchSource
 
         return BatchSource(parse_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - the name is Spark's
-        from penstock.spark.stream_source import RefusedStream, StreamSource
+        from penstock.spark.source.stream import RefusedStream, StreamSource
 
         try:
             return StreamSource(parse_options(self.options), schema)
@@ -48,11 +48,11 @@ class PenstockDataSource(DataSource):
             return RefusedStream(problem)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from penstock.spark.sink import batch_writer
+        from penstock.spark.sink.writers import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        from penstock.spark.sink import stream_writer
+        from penstock.spark.sink.writers import stream_writer
 
         return stream_writer(self.options, schema, overwrite)

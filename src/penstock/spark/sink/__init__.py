@@ -1,0 +1,1 @@
+"""Topics as Spark sinks: at least once and exactly once."""

@@ -1,0 +1,1 @@
+"""Topics as Spark sources: batch and streaming reads."""
