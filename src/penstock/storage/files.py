@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import get_ident
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from crc32c import crc32c
 
@@ -479,7 +478,7 @@ class FileCache:
         self._disk = disk
         self._capacity = capacity
         self._files: OrderedDict[Path, LogFile] = OrderedDict()
-        self._held: WeakSet[LogFile] = WeakSet()
+        self._held: set[LogFile] = set()
         self._owner: int | None = None
 
     def _check_thread(self) -> None:
@@ -511,7 +510,7 @@ class FileCache:
             self._files.pop(path, None)
 
     def hold(self, file: LogFile) -> LogFile:
-        """Count a file that stays open until it is flushed."""
+        """Count a file that stays open until it is flushed, and keep it open until `release`."""
         self._held.add(file)
         self._shrink()
         return file
