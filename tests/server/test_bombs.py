@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock import Broker
+from penstock.broker.unpacking import LOOKUPS_AT_ONCE
 from penstock.client.day1 import Day1Client, Day1Error
 from penstock.client.fluxgo import FluxGoClient, FluxGoError
 from penstock.client.flymq import FlyMQClient
@@ -27,7 +28,7 @@ from tests.raw_peer import LIST_OFFSETS, PRODUCE, RawPeer, produce, request
 from tests.server.bombs import BOMBS, MIB, PING_CPU_S_MAX, Watch, zeros
 
 CODECS = {"gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-MESSAGE_TOO_LARGE, UNKNOWN_PRODUCER_ID = 10, 59
+MESSAGE_TOO_LARGE, STORAGE_ERROR, UNKNOWN_PRODUCER_ID = 10, 56, 59
 WAIT_S = 30.0
 ACCEPTED = {("zeros", "snappy"), *(("records", codec) for codec in CODECS)}
 """A byte of snappy unpacks to 22 at most: what fits a batch is within the bounds."""
@@ -110,6 +111,17 @@ def test_bombs_on_many_connections_take_no_more_memory_than_is_allowed(broker: B
             assert {answer_of(peer)[0] for peer in peers} == {0}
 
     assert_nobody_waits(broker, bomb, PREPARED_BYTES_MAX + UNPACKED_BYTES_MAX)
+
+
+def test_refused_bombs_leave_no_memory_behind(broker: Broker) -> None:
+    make_topic(broker, "refused", cleanup_policy="compact")
+    batch = zeros(CODECS["gzip"], 100 * MIB)
+
+    def bomb() -> None:
+        for _ in range(40):
+            assert produced(broker, "refused", batch)[0] == MESSAGE_TOO_LARGE
+
+    assert_nobody_waits(broker, bomb, 2 * unpacked_bytes_max(len(batch)) + 64 * MIB)
 
 
 # ---- order ---------------------------------------------------------------------------------------------------------
@@ -220,6 +232,22 @@ def test_reading_a_bomb_does_not_block_other_clients(broker: Broker, name: str, 
             assert (name, codec) not in UNREADABLE or not read
 
         assert_nobody_waits(broker, bomb, 3 * unpacked_bytes_max(len(batch)) + 64 * MIB)
+
+
+def test_failed_lookups_by_time_leave_no_memory_behind(broker: Broker) -> None:
+    make_topic(broker, "lookups")
+    batch = zeros(CODECS["gzip"], 100 * MIB)
+    assert produced(broker, "lookups", batch)[0] == 0
+    rows = [{"partition_index": 0, "current_leader_epoch": -1, "timestamp": at} for at in range(1, 41)]
+    tree = {"replica_id": -1, "isolation_level": 0, "topics": [{"name": "lookups", "partitions": rows}]}
+    asked = request(LIST_OFFSETS, 4, request_body(LIST_OFFSETS, 4, tree))
+
+    def bomb() -> None:
+        with RawPeer(broker) as peer:
+            [answer] = peer.ask(LIST_OFFSETS, 4, asked).topics
+        assert {int(row.error_code) for row in answer.partitions} == {STORAGE_ERROR}
+
+    assert_nobody_waits(broker, bomb, LOOKUPS_AT_ONCE * 2 * unpacked_bytes_max(len(batch)) + 64 * MIB)
 
 
 # ---- compressed requests -------------------------------------------------------------------------------------------

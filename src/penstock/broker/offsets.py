@@ -102,36 +102,24 @@ async def find_timestamp(
             segment, place = found
             search = _first_at_or_after(segment.reader(), place.position, place.size, timestamp, offset, unpacking)
             record = await _result(unpacking.in_slices(search))
+            if isinstance(record, OSError | BatchError):
+                return _failed(log, timestamp, record)
             if isinstance(record, Exception):
-                raise record
+                raise RuntimeError(f"timestamp {timestamp} cannot be looked up: {record!r}")
             if record is not None:
                 break
             # the batch that the log starts in has its late records below the log start
             offset = place.last_offset + 1
     except (OSError, BatchError) as error:
-        logger.warning("%s: timestamp %d cannot be looked up: %s", log.name, timestamp, error)
-        return OffsetFound(Fault.STORAGE_ERROR)
+        return _failed(log, timestamp, error)
     if record[0] >= upper:
         return OffsetFound(Fault.NONE, -1, -1, -1)
     return OffsetFound(Fault.NONE, record[0], record[1], place.leader_epoch)
 
 
-async def _largest_timestamp(
-    log: PartitionLog, enough: int, readers: ThreadPoolExecutor, disk: Disk, pauses: Pauses
-) -> int:
-    """The largest timestamp of the segments up to the first one that has at least `enough`."""
-    largest = -1
-    base_offset = -1
-    while True:
-        # segments may be dropped, replaced or added during a pause
-        at = bisect_right(log.segments, base_offset, key=lambda segment: segment.base_offset)
-        if at == len(log.segments) or largest >= enough:
-            return largest
-        segment = log.segments[at]
-        largest = max(largest, await _when_warm(partial(segment.largest_timestamp, wait=False), readers, disk))
-        base_offset = segment.base_offset
-        if pauses.due:
-            await pauses.pause()
+def _failed(log: PartitionLog, timestamp: int, error: Exception) -> OffsetFound:
+    logger.warning("%s: timestamp %d cannot be looked up: %s", log.name, timestamp, error)
+    return OffsetFound(Fault.STORAGE_ERROR)
 
 
 async def _when_warm(look: Callable[[], T], readers: ThreadPoolExecutor, disk: Disk) -> T:
@@ -162,6 +150,7 @@ def _first_at_or_after(
     """Offset and timestamp of the first matching record of a batch, or why the batch cannot be read."""
     limit_bytes = walk.unpacked_bytes_max(size)
     counted = size + limit_bytes
+    yield unpacking.lookups.take(1)
     yield unpacking.account.take(counted)
     try:
         found = yield unpacking.in_thread(partial(_unpacked, read, position, size, limit_bytes))
@@ -175,6 +164,7 @@ def _first_at_or_after(
     finally:
         found = batch = data = None
         unpacking.account.give(counted)
+        unpacking.lookups.give(1)
 
 
 def _unpacked(read: Callable[[int, int], bytes], position: int, size: int, limit_bytes: int) -> tuple[Batch, bytes]:

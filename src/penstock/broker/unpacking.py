@@ -24,7 +24,10 @@ from penstock.records.walk import unpacked_bytes_max
 T = TypeVar("T")
 
 THREADS = 2
-"""More threads would only compete with the event loop."""
+"""More would only compete with the event loop."""
+LOOKUPS_AT_ONCE = 4
+"""Batches that are unpacked for offsets by time at the same time, over all requests: one request may ask for thousands, and
+produces that need unpacking wait in the same line."""
 
 
 class Unpacked:
@@ -56,6 +59,8 @@ class Unpacking:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="penstock-unpack")
         self._stopped = False
         self.account = Account(bytes_max, loop.call_soon)
+        self.lookups = Account(LOOKUPS_AT_ONCE, loop.call_soon)
+        """Of places for lookups, not of bytes."""
 
     def unpacked(self, batch: Batch) -> Work[Unpacked]:
         """The records of a compressed batch. Its bytes must not change meanwhile. Raises BatchError."""
@@ -68,7 +73,10 @@ class Unpacking:
         result = yield self.in_thread(lambda: decompress(codec, data, limit_bytes))
         if isinstance(result, Exception):
             self.account.give(counted)
-            raise result
+            try:
+                raise result
+            finally:
+                del result  # the error would keep this frame, and this frame the error and the batch
         return Unpacked(self.account, counted, result)
 
     def in_thread(self, work: Callable[[], T]) -> Pending[T | Exception]:
@@ -83,7 +91,7 @@ class Unpacking:
             if error is None:
                 done.complete(future.result())
             else:
-                done.complete(error if isinstance(error, Exception) else RuntimeError(str(error)))
+                done.complete(_bare(error) if isinstance(error, Exception) else RuntimeError(str(error)))
 
         def finish_soon(future: Future[T]) -> None:
             if not future.cancelled() and not self._loop.is_closed():
@@ -96,3 +104,9 @@ class Unpacking:
         """Start nothing new. The results of running work are discarded."""
         self._stopped = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _bare(error: Exception) -> Exception:
+    """The error without its traceback, whose frames hold what was unpacked before it."""
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
