@@ -25,7 +25,7 @@ from penstock.records.walk import unpacked_bytes_max
 from tests.dialects.flymq import broker as flymq
 from tests.dialects.kafka.oracle import decode_answer, request_body
 from tests.raw_peer import LIST_OFFSETS, PRODUCE, RawPeer, produce, request
-from tests.server.bombs import BOMBS, MIB, PING_CPU_S_MAX, Watch, zeros
+from tests.server.bombs import BOMBS, MIB, PING_CPU_S_MAX, Watch, many_headers, zeros
 
 CODECS = {"gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 MESSAGE_TOO_LARGE, STORAGE_ERROR, UNKNOWN_PRODUCER_ID = 10, 56, 59
@@ -248,6 +248,24 @@ def test_failed_lookups_by_time_leave_no_memory_behind(broker: Broker) -> None:
         assert {int(row.error_code) for row in answer.partitions} == {STORAGE_ERROR}
 
     assert_nobody_waits(broker, bomb, LOOKUPS_AT_ONCE * 2 * unpacked_bytes_max(len(batch)) + 64 * MIB)
+
+
+def test_small_reads_of_records_with_many_headers_stop_nobody(broker: Broker) -> None:
+    make_topic(broker, "headers")
+    assert produced(broker, "headers", many_headers(CODECS["zstd"], 90, 10_000))[0] == 0
+
+    def bomb() -> None:
+        with Day1Client(*address(broker, "day1")) as client:
+            for _ in range(5):
+                assert client.fetch("headers", 0, 0, 2_000)
+        with RustLogClient(*address(broker, "rustlog")) as client:
+            for _ in range(5):
+                assert client.fetch("headers", 0, 0, 100).records
+        with FluxGoClient(*address(broker, "fluxgo")) as client:
+            for offset in range(50):
+                client.consume("headers", 0, offset)
+
+    assert_nobody_waits(broker, bomb, 64 * MIB)
 
 
 # ---- compressed requests -------------------------------------------------------------------------------------------

@@ -215,13 +215,14 @@ class Engine(Protocol):
         *,
         large: bool = False,
         keys: bool = True,
+        headers: bool = True,
     ) -> RecordsRead | Pending[RecordsRead]:
         """Up to `max_records` committed records from `offset` on, at least one if there is one; `max_bytes` counts values,
         and keys unless the caller has no use for them (`keys`). A read that stops at the high watermark before these
         limits waits for the flush of what was written before it; at the end of the log it waits up to `max_wait_ms` for
         more. An offset outside the log is OFFSET_OUT_OF_RANGE (the log end
         itself is not). With `large` records with large values may come by themselves, as ranges of their file
-        (`RecordsRead.larges`)."""
+        (`RecordsRead.larges`). Without `headers` records may come without theirs."""
         ...
 
     def read(

@@ -65,6 +65,7 @@ def read_on(
     max_bytes: int,
     *,
     keys: bool = True,
+    headers: bool = True,
 ) -> Work[RecordsRead]:
     """The rest of a read of up to the given records and bytes. `found` has its first `READ_AT_ONCE` records."""
     there = engine.partition(topic, partition)
@@ -82,7 +83,7 @@ def read_on(
         if left <= 0 or count <= 0 or objects >= READ_OBJECTS_MAX:
             break
         yield None
-        look = engine.read_records(topic, partition, found.next_offset, count, left, keys=keys)
+        look = engine.read_records(topic, partition, found.next_offset, count, left, keys=keys, headers=headers)
         more = (yield look) if isinstance(look, Pending) else look
         if more.fault is not Fault.NONE or not more.records:
             break

@@ -104,14 +104,14 @@ class DecodedBatch:
         """Bytes of the unpacked records."""
         return len(self._data)
 
-    def record_at(self, offset: int) -> Record | None:
-        """The record with that offset, or the next one; None after the last. Raises Far."""
+    def record_at(self, offset: int, *, with_headers: bool = True) -> Record | None:
+        """The record with that offset, or the next one; None behind the last. Raises Far."""
         if self._dense and self._whole is not None:
             return self._whole[max(0, offset - self.base_offset)] if offset <= self.last_offset else None
-        return next(self.from_offset(offset), None)
+        return next(self.from_offset(offset, with_headers=with_headers), None)
 
-    def from_offset(self, offset: int) -> Iterator[Record]:
-        """The records from that offset on. Raises Far."""
+    def from_offset(self, offset: int, *, with_headers: bool = True) -> Iterator[Record]:
+        """The records from that offset on. Without `with_headers` they may lack their headers. Raises Far."""
         whole = self._whole
         if whole is None and self.header.count <= DECODED_RECORDS_MAX and not self._has_many_headers:
             whole = self._decode_whole()
@@ -119,12 +119,12 @@ class DecodedBatch:
             index = max(0, offset - self.base_offset) if self._dense else bisect_left(whole, offset, key=_offset_of)
             return iter(whole[index:])
         if offset <= self.base_offset:
-            return records_from(self.header, self._data)
+            return records_from(self.header, self._data, with_headers=with_headers)
         if offset > self.last_offset:
             return iter(())
         for _ in range(_SEEK_MARKS_MAX):
             if self._reaches(offset):
-                return self._from_mark(offset)
+                return self._from_mark(offset, with_headers)
             self._set_mark()
         raise Far(offset, len(self._data))
 
@@ -166,7 +166,7 @@ class DecodedBatch:
             self._mark_offsets.append(self.base_offset + offset_delta_at(self._data, at))
         self._marks.append(at)
 
-    def _from_mark(self, offset: int) -> Iterator[Record]:
+    def _from_mark(self, offset: int, with_headers: bool) -> Iterator[Record]:
         data, base_offset = self._data, self.base_offset
         if self._dense:
             index = offset - base_offset
@@ -179,7 +179,7 @@ class DecodedBatch:
             while index < count and base_offset + offset_delta_at(data, at) < offset:
                 at = skip_records(data, at, 1)
                 index += 1
-        return records_from(self.header, data, at, index)
+        return records_from(self.header, data, at, index, with_headers=with_headers)
 
 
 class RecordCache:

@@ -109,6 +109,7 @@ class _Wanted(NamedTuple):
     max_bytes: int
     large: bool
     keys: bool
+    headers: bool
     max_wait_ms: int
     written: int
     """The log end offset at the time of the request: later records belong to later answers."""
@@ -147,16 +148,18 @@ class RecordReads:
         *,
         large: bool = False,
         keys: bool = True,
+        headers: bool = True,
     ) -> RecordsRead | Pending[RecordsRead]:
         partition = self._partitions.get((topic, index))
         if partition is None:
             return RecordsRead(Fault.UNKNOWN_TOPIC_OR_PARTITION)
         if max_records == 1 or max_bytes <= AT_HAND_BYTES_MAX:
-            at_hand = self._at_hand(partition, offset, max_records, max_bytes, keys)
+            at_hand = self._at_hand(partition, offset, max_records, max_bytes, keys, headers)
             if at_hand is not None:
                 return at_hand
         written = 0 if partition.log is None else partition.log.log_end_offset
-        return self._read(partition, _Wanted(offset, max_records, max_bytes, large, keys, max_wait_ms, written))
+        wanted = _Wanted(offset, max_records, max_bytes, large, keys, headers, max_wait_ms, written)
+        return self._read(partition, wanted)
 
     def _read(self, partition: Partition, wanted: _Wanted) -> RecordsRead | Pending[RecordsRead]:
         try:
@@ -191,7 +194,7 @@ class RecordReads:
     # ------------------------------------------------------------------------------------------------ now
 
     def _at_hand(
-        self, partition: Partition, offset: int, max_records: int, max_bytes: int, keys: bool
+        self, partition: Partition, offset: int, max_records: int, max_bytes: int, keys: bool, headers: bool
     ) -> RecordsRead | None:
         """As much as is asked for, if one batch has it that is in the cache, and nothing about it has to be asked: the way
         of most reads."""
@@ -208,18 +211,21 @@ class RecordReads:
             return None
         start = log.log_start_offset
         try:
-            first = batch.record_at(offset)
-            if first is None:
-                return None
-            if max_records == 1 or _weight(first, keys) >= max_bytes:
-                # without keyword arguments, which would take longer than the rest of this call
+            if max_records == 1:
+                first = batch.record_at(offset, with_headers=headers)
+                if first is None:
+                    return None
+                # made without the keywords of a NamedTuple, which take longer than all the rest of this
                 return tuple.__new__(RecordsRead, (NO_FAULT, (first,), first.offset + 1, start, end, (), ""))
             records: list[Record] = []
-            size = 0
-            for record in batch.from_offset(offset):
+            size = header_count = 0
+            for record in batch.from_offset(offset, with_headers=headers):
                 size += _weight(record, keys)
                 if records and size > max_bytes:
                     return RecordsRead(NO_FAULT, records, record.offset, start, end)
+                header_count += len(record.headers)
+                if header_count >= OBJECTS_AT_ONCE:
+                    return None  # too long for one go: they do not count as bytes
                 records.append(record)
                 if size >= max_bytes or len(records) >= max_records:
                     return RecordsRead(NO_FAULT, records, record.offset + 1, start, end)
@@ -231,7 +237,7 @@ class RecordReads:
 
     def _look(self, partition: Partition, wanted: _Wanted) -> RecordsRead:
         """The records that can be read now. Raises Cold, _Slow, Unchecked, Far, _Pause and _Unflushed."""
-        offset, max_records, max_bytes, large, keys, _, written, _, _, span_bytes, so_far = wanted
+        offset, max_records, max_bytes, large, keys, headers, _, written, _, _, span_bytes, so_far = wanted
         log = partition.log
         if log is None:
             return RecordsRead(Fault.STORAGE_ERROR)
@@ -252,7 +258,7 @@ class RecordReads:
                     break
                 objects += BATCH_OBJECTS
                 if not self._hidden(partition, batch):
-                    for record in batch.from_offset(max(at, start)):
+                    for record in batch.from_offset(max(at, start), with_headers=headers):
                         weight = _weight(record, keys)
                         if records and size + weight > max_bytes:
                             return RecordsRead(NO_FAULT, records, record.offset, start, end)

@@ -78,8 +78,13 @@ def header_problem(batch: Batch) -> str | None:
     return None
 
 
-def records_from(batch: Batch, data: bytes, at: int = 0, index: int = 0) -> Iterator[Record]:
-    """The records in `data`, which is what `batch` unpacks to, from the one with that index on, which begins at `at`."""
+def records_from(
+    batch: Batch, data: bytes, at: int = 0, index: int = 0, *, with_headers: bool = True
+) -> Iterator[Record]:
+    """The records in `data`, which is what `batch` unpacks to, from the one with that index on, which begins at `at`.
+
+    Without `with_headers` headers are skipped unseen: one record may have thousands, for readers without a use for them.
+    """
     size = len(data)
     base_offset = batch.base_offset
     if not INT64_MIN <= base_offset + batch.last_offset_delta <= INT64_MAX:
@@ -160,7 +165,9 @@ def records_from(batch: Batch, data: bytes, at: int = 0, index: int = 0) -> Iter
                 value, at = _read_bytes(data, at, end)
 
             headers: Headers = ()
-            if data[at]:
+            if not with_headers and at < end:
+                at = end
+            elif data[at]:
                 headers, at = _read_headers(data, at, end)
                 headers_left -= len(headers)
                 if headers_left < 0:

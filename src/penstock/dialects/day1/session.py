@@ -259,14 +259,16 @@ class Day1Session:
         first = max(offset, log.log_start_offset)
         # What items have beside key and value is counted here and not by the broker: the second may be one too many.
         bytes_max = min(max_bytes, room) - ITEM_OVERHEAD_BYTES
-        found = engine.read_records(topic, index, first, min(items_max, READ_AT_ONCE), bytes_max, large=True)
+        found = engine.read_records(
+            topic, index, first, min(items_max, READ_AT_ONCE), bytes_max, large=True, headers=False
+        )
         if type(found) is RecordsRead and len(found.records) < READ_AT_ONCE:
             return _fetched(found, max_bytes, room)
 
         def fetched(read: RecordsRead) -> Any:
             if len(read.records) < READ_AT_ONCE or items_max <= READ_AT_ONCE:
                 return _fetched(read, max_bytes, room)
-            reading = read_on(engine, topic, index, read, items_max, bytes_max)
+            reading = read_on(engine, topic, index, read, items_max, bytes_max, headers=False)
             return engine.in_slices(_fetched_in_slices(reading, max_bytes, room), drop=True)
 
         return in_turn(found, fetched) if isinstance(found, Pending) else fetched(found)

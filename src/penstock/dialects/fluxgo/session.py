@@ -183,11 +183,13 @@ class FluxGoSession:
             offset = OFFSET_MAX
         engine = self._service.engine
         frame_bytes_max = self._service.settings.frame_bytes_max
-        found = engine.read_records(topic, partition, offset, 1, frame_bytes_max, large=True)
+        found = engine.read_records(topic, partition, offset, 1, frame_bytes_max, large=True, headers=False)
         if not isinstance(found, Pending):
             if not _is_before_start(found, offset):
                 return _consumed(found, offset, frame_bytes_max)
-            found = engine.read_records(topic, partition, found.log_start_offset, 1, frame_bytes_max, large=True)
+            found = engine.read_records(
+                topic, partition, found.log_start_offset, 1, frame_bytes_max, large=True, headers=False
+            )
         return when(found, lambda read: _consumed(read, offset, frame_bytes_max))
 
     def _commit(self, request: CommitOffset) -> Any:

@@ -83,7 +83,7 @@ def consume(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any
         lead = b"".join((U32.pack(len(key)), key, U32.pack(len(value))))
         return lead + value if type(value) is bytes else InParts([lead, value])
 
-    read = service.engine.read_records(topic, partition, offset, 1, 1, large=True)
+    read = service.engine.read_records(topic, partition, offset, 1, 1, large=True, headers=False)
     return follow(read, found) if isinstance(read, Pending) else found(read)
 
 
@@ -105,7 +105,7 @@ def fetch(service: FlyMQService, session: FlyMQSession, reader: Reader) -> Any:
         return _fetch_filtered(service, topic, partition, asked, wanted, wants, bytes_max)
 
     def look(offset: int) -> Any:
-        return follow(service.engine.read_records(topic, partition, offset, wanted, bytes_max), found)
+        return follow(service.engine.read_records(topic, partition, offset, wanted, bytes_max, headers=False), found)
 
     def found(read: RecordsRead) -> Any:
         if read.fault is Fault.OFFSET_OUT_OF_RANGE:
@@ -127,7 +127,7 @@ def _fetch_filtered(
     offset = min(asked, INT64_MAX)
     bytes_max = min(room, wants.bytes_max)
     while True:
-        look = service.engine.read_records(topic, partition, offset, FETCHED_RECORDS_MAX, bytes_max)
+        look = service.engine.read_records(topic, partition, offset, FETCHED_RECORDS_MAX, bytes_max, headers=False)
         read: RecordsRead = (yield look) if isinstance(look, Pending) else look
         if read.fault is not Fault.OFFSET_OUT_OF_RANGE:
             break

@@ -214,10 +214,12 @@ class MiniKafkaService:
 
         def from_start(read: RecordsRead) -> RecordsRead | Pending[RecordsRead]:
             if read.fault is Fault.OFFSET_OUT_OF_RANGE and offset < read.log_start_offset:
-                return self.engine.read_records(topic, partition, read.log_start_offset, 1, 0, large=True)
+                return self.engine.read_records(
+                    topic, partition, read.log_start_offset, 1, 0, large=True, headers=False
+                )
             return read
 
-        read = in_turn(self.engine.read_records(topic, partition, offset, 1, 0, large=True), from_start)
+        read = in_turn(self.engine.read_records(topic, partition, offset, 1, 0, large=True, headers=False), from_start)
         return read.result if isinstance(read, Pending) and read.done else read
 
     def _deliverable(self, delivery: Delivery) -> Delivery | Refusal:

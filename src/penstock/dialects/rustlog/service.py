@@ -136,7 +136,7 @@ class RustLogService:
         is_binary = request.form is not JSON
         count = min(records_max, READ_AT_ONCE)
         found = self.engine.read_records(
-            request.topic, request.partition, offset, count, max_bytes, large=is_binary, keys=False
+            request.topic, request.partition, offset, count, max_bytes, large=is_binary, keys=False, headers=False
         )
         if type(found) is RecordsRead and len(found.records) < READ_AT_ONCE:
             return self._taken(request, offset, max_bytes, found)
@@ -153,7 +153,9 @@ class RustLogService:
         self, request: Fetch, offset: int, read: RecordsRead, records_max: int, max_bytes: int
     ) -> Work[Fetched | Refusal | Pending[Fetched | Refusal]]:
         topic, partition = request.topic, request.partition
-        found = yield from read_on(self.engine, topic, partition, read, records_max, max_bytes, keys=False)
+        found = yield from read_on(
+            self.engine, topic, partition, read, records_max, max_bytes, keys=False, headers=False
+        )
         return self._taken(request, offset, max_bytes, found)
 
     def _taken(
