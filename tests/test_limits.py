@@ -497,8 +497,8 @@ PROOFS: dict[str, Proof] = {
         "server/test_bombs.py::test_failed_lookups_by_time_leave_no_memory_behind",
         "broker.unpacking:LOOKUPS_AT_ONCE",
     ),
-    "questions of one request to coordinators that wait at the same time": Proof(
-        "dialects/kafka/test_coordinators.py::test_so_many_questions_of_one_request_wait_at_the_same_time",
+    "commands of one request to coordinators that wait at the same time": Proof(
+        "dialects/kafka/test_coordinators.py::test_concurrent_commands_of_one_request_are_limited",
         "dialects.kafka.coordinators:ASKED_AT_ONCE",
     ),
     "attempts to read a partition whose data does not stay in memory": Proof(

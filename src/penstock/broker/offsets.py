@@ -117,6 +117,24 @@ async def find_timestamp(
     return OffsetFound(Fault.NONE, record[0], record[1], place.leader_epoch)
 
 
+async def _largest_timestamp(
+    log: PartitionLog, enough: int, readers: ThreadPoolExecutor, disk: Disk, pauses: Pauses
+) -> int:
+    """The largest timestamp of the segments up to the first one that has at least `enough`."""
+    largest = -1
+    base_offset = -1
+    while True:
+        # segments may be dropped, replaced or added during a pause
+        at = bisect_right(log.segments, base_offset, key=lambda segment: segment.base_offset)
+        if at == len(log.segments) or largest >= enough:
+            return largest
+        segment = log.segments[at]
+        largest = max(largest, await _when_warm(partial(segment.largest_timestamp, wait=False), readers, disk))
+        base_offset = segment.base_offset
+        if pauses.due:
+            await pauses.pause()
+
+
 def _failed(log: PartitionLog, timestamp: int, error: Exception) -> OffsetFound:
     logger.warning("%s: timestamp %d cannot be looked up: %s", log.name, timestamp, error)
     return OffsetFound(Fault.STORAGE_ERROR)
