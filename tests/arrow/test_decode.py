@@ -161,7 +161,7 @@ def test_nothing_is_an_empty_batch_with_the_schema(way: Way) -> None:
 
 
 def test_a_column_that_no_topic_has_is_named() -> None:
-    with pytest.raises(ValueError, match="no column 'Key'"):
+    with pytest.raises(ValueError, match="unknown column 'Key'"):
         decode([], "t", 0, ["Key"])
     assert "headers" not in DEFAULT
 

@@ -181,7 +181,7 @@ VALUES = pa.array([b"a", b"b"])
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"key": VALUES}, "no column value"),
+        ({"key": VALUES}, "column value is missing"),
         ({"value": pa.array([1, 2])}, "column value is int64, not binary or string"),
         ({"value": VALUES, "key": pa.array([1.0, 2.0])}, "column key is double"),
         ({"value": VALUES, "headers": VALUES}, "column headers is binary"),
@@ -192,7 +192,7 @@ VALUES = pa.array([b"a", b"b"])
         ),
         ({"value": VALUES, "headers": pa.array([[{"key": None, "value": b""}], None], HEADERS)}, "has no key"),
         ({"value": VALUES, "headers": pa.array([[None], None], HEADERS)}, "has no key"),
-        ({"value": VALUES, "timestamp": pa.array([1, None])}, "column timestamp: a row has none"),
+        ({"value": VALUES, "timestamp": pa.array([1, None])}, "column timestamp: a row has no timestamp"),
         ({"value": VALUES, "timestamp": pa.array(["now", "then"])}, "column timestamp is string"),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_column_that_does_not_fit_is_named(columns: dict[str, Any], said: str)
 
 
 def test_rows_without_a_time_are_refused() -> None:
-    with pytest.raises(ValueError, match="no time for all rows"):
+    with pytest.raises(ValueError, match="no default timestamp"):
         list(encode(pa.RecordBatch.from_pydict({"value": VALUES})))
 
 

@@ -49,7 +49,7 @@ def test_columns_over_time_hold_every_amount_and_stay_inside(hours: dict[int, in
 def test_days_begin_where_columns_do_and_no_label_is_cut_off() -> None:
     start = 20_000 * 24 + 17
     svg = columns_over_time([(start + hour, 7) for hour in range(40 * 24)], "Records")
-    assert "Records, 12 hours a column" in svg
+    assert "Records, 12 hours per column" in svg
     _, texts = _drawn(svg)
     dates = [text for text in texts if "-" in text]
     assert 4 <= len(dates) <= 8

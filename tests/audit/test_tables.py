@@ -146,7 +146,7 @@ def test_the_command_holds_delta_and_iceberg_tables_against_their_topic(
     _append_again(lake_table, 0, 20, 22)
     code, found, texts = audited(*against)
     assert (code, found) == (1, {"duplicate": 3, "missing": first.rows})
-    assert "offsets 20 to 22 are there twice" in texts
+    assert "offsets 20 to 22 are duplicated" in texts
     assert audited(*against, "--allow", "duplicate", "--allow", "missing")[0] == 0
 
 
@@ -257,4 +257,4 @@ def test_an_archive_whose_own_settings_are_lost_is_not_called_clean(
         settings.write_bytes(content)
     ended = penstock("logs", "audit", "--table", str(table), "--engine", "local")
     assert (ended.code, ended.err.count("\n")) == (1, 1)
-    assert ("is damaged" if content else "is no archive") in ended.err
+    assert ("is corrupt" if content else "is not an archive") in ended.err

@@ -63,7 +63,7 @@ def test_run_status_compact_expire_and_replay(penstock: Run, address: str, topic
     assert "parquet, 4 files, 40 rows" in shown.text
     assert "lag 0" in shown.text
     merged = penstock("archive", "compact", "table", "--engine", "local")
-    assert "merged 4 files to 2, 40 rows" in merged.err
+    assert "merged 4 files into 2, 40 rows" in merged.err
     replayed = penstock("archive", "replay", "table", "--to", f"{topic}-again", "--until", "5", "-b", address)
     assert "replayed 10 records" in replayed.err, replayed.err
     dropped = penstock("archive", "expire", "table", "--older-than", "30d", "--json")
@@ -87,7 +87,7 @@ def test_a_second_archiver_is_refused_while_the_first_runs_and_sigterm_ends_it(
         assert b"archived 20 records" in first.stderr.readline()
         second = penstock(*arguments)
         assert second.code == 1
-        assert f"is in use by archive run {topic} of process {first.pid}" in second.err
+        assert f"is in use by archive run {topic} (process {first.pid}" in second.err
         assert second.err.count("\n") == 1
         write(address, topic)
         deadline = time.monotonic() + 30
@@ -102,14 +102,14 @@ def test_a_second_archiver_is_refused_while_the_first_runs_and_sigterm_ends_it(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["status", "nowhere", "--offline"], "is no archive: `penstock archive run"),
+        (["status", "nowhere", "--offline"], "is not an archive: create one with `penstock archive run"),
         (["run", "no such", "--to", "t"], "topic"),
         (
             ["run", "t", "--to", "t", "--interval", "soon"],
             "--interval soon: expected a duration such as 30s, 15m, 12h or 7d",
         ),
         (["expire", "t", "--older-than", "x"], "--older-than x"),
-        (["replay", "t", "--to", "x", "--from", "end"], "--from end: write an offset"),
+        (["replay", "t", "--to", "x", "--from", "end"], "--from end: expected an offset"),
         (["run", "t", "--to", "t", "-b", "127.0.0.1:1", "--engine", "local"], "no broker at 127.0.0.1:1"),
     ],
 )
@@ -123,10 +123,10 @@ def test_what_is_wrong_is_one_line(penstock: Run, arguments: list[str], told: st
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--type", "a=long"], "--type and --schema go with --values"),
-        (["--values", "json", "--type", "a=number"], "--type a=number: 'number' is none of long, double"),
+        (["--type", "a=long"], "--type and --schema require --values"),
+        (["--values", "json", "--type", "a=number"], "--type a=number: 'number' is not one of long, double"),
         (["--values", "json", "--schema", "1=x.avsc"], "--schema 1=x.avsc: No such file"),
-        (["--values", "avro"], "--values avro needs the schema"),
+        (["--values", "avro"], "--values avro requires --schema"),
         (["--kafka", "security.protocol=NONE"], "security.protocol"),
         (["--kafka", "nonsense"], "--kafka nonsense: expected KEY=VALUE"),
     ],
@@ -146,6 +146,6 @@ def test_a_table_is_of_one_topic_and_one_format(penstock: Run, address: str, top
     other = penstock("archive", "run", "another", "--to", "table", *local)
     assert f"is the archive of topic {topic}, not of another" in other.err
     format_ = penstock("archive", "run", topic, "--to", "table", "--format", "delta", *local)
-    assert "was made with --format parquet: that cannot change" in format_.err
+    assert "was created with --format parquet, which cannot change" in format_.err
     unknown = penstock("archive", "run", "no-such-topic", "--to", "new", *local)
     assert "the broker has no such topic" in unknown.err

@@ -113,7 +113,7 @@ def test_a_topic_that_is_not_there_is_one_clear_line_and_is_not_made_by_asking(c
 
 
 def test_what_the_broker_refuses_is_told_in_its_words(cli: Run, topic: str) -> None:
-    assert "retention.ms = 'soon' is not a whole number" in one_line(
+    assert "retention.ms = 'soon' is not an integer" in one_line(
         cli("topics", "alter", topic, "--config", "retention.ms=soon")
     )
     assert "cannot add partitions" in one_line(cli("topics", "alter", topic, "--partitions", "1"))

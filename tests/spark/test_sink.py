@@ -189,27 +189,27 @@ def test_what_does_not_fit_is_one_clear_line_before_any_row_is_written(
 ) -> None:
     good = spark.createDataFrame([("v",)], "value string")
     wrong = spark.createDataFrame([(1,)], "value int")
-    assert "there is no column value: the rows have id" in refusal(spark.range(1), broker, topic)
-    assert "the column value is int, not binary or string: cast it" in refusal(wrong, broker, topic)
-    assert "no topic: set the option topic, or have a column topic" in refusal(good, broker)
-    assert "the sink has no option topik: did you mean topic?" in refusal(good, broker, topik=topic)
+    assert "column value is missing: the columns are id" in refusal(spark.range(1), broker, topic)
+    assert "column value is int, not binary or string: cast it" in refusal(wrong, broker, topic)
+    assert "no topic: set the option topic, or add a column topic" in refusal(good, broker)
+    assert "unknown option topik: did you mean topic?" in refusal(good, broker, topik=topic)
     assert "topic nowhere does not exist: make it first" in refusal(good, broker, "nowhere")
-    assert "a topic is only ever added to" in refusal(good, broker, topic, mode="overwrite")
+    assert "a topic can only be appended to" in refusal(good, broker, topic, mode="overwrite")
     assert "'twice' is not at_least_once or exactly_once" in refusal(good, broker, topic, delivery="twice")
     over = {"delivery": "exactly_once", "kafka.transaction.timeout.ms": "900001"}
-    assert "the broker allows 900000 ms (its transaction.max.timeout.ms)" in refusal(good, broker, topic, **over)
+    assert "the broker allows at most 900000 ms (transaction.max.timeout.ms)" in refusal(good, broker, topic, **over)
     assert list(records(client, topic)) == []
 
 
 def test_a_broker_that_is_down_is_told_with_its_address(spark: SparkSession, broker: Broker, topic: str) -> None:
     nobody = {"kafka.bootstrap.servers": "127.0.0.1:9", "kafka.default.api.timeout.ms": "300"}
     text = refusal(spark.createDataFrame([("v",)], "value string"), broker, topic, **nobody)
-    assert "is the broker running, and is kafka.bootstrap.servers=127.0.0.1:9 right?" in text
+    assert "check that the broker is running and that kafka.bootstrap.servers=127.0.0.1:9 is correct" in text
 
 
 def test_a_row_for_a_partition_that_is_not_there_is_told(spark: SparkSession, broker: Broker, topic: str) -> None:
     rows = spark.createDataFrame([("v", 3)], "value string, partition int")
-    assert f"a row asks for partition 3 of {topic}, which has 0 to 2" in refusal(rows, broker, topic)
+    assert f"partition 3 of a row does not exist: {topic} has partitions 0 to 2" in refusal(rows, broker, topic)
 
 
 def test_a_row_larger_than_the_topic_takes_is_told(
@@ -218,7 +218,7 @@ def test_a_row_larger_than_the_topic_takes_is_told(
     small = f"small-{topic}"
     client.create_topic(small, 1, configs={"max.message.bytes": "2000"})
     rows = spark.range(1).selectExpr("repeat('x', 3000) as value")
-    assert "more than the topic takes: raise its max.message.bytes" in refusal(rows, broker, small)
+    assert "which exceeds the topic's max.message.bytes: increase it" in refusal(rows, broker, small)
 
 
 # ---------------------------------------------------------------------------------------------------- streaming

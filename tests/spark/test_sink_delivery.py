@@ -78,7 +78,8 @@ def test_batches_are_no_larger_than_the_topic_takes(broker: Broker) -> None:
         sender.send_all(tables(3, 200))
         assert max(batch.size for batch in batches(client, "narrow")) <= 5_000
         with pytest.raises(
-            SinkError, match=r"a row for topic narrow is .* bytes as a batch, more than the topic takes"
+            SinkError,
+            match=r"a row for topic narrow is .* bytes as a batch, which exceeds the topic's max.message.bytes",
         ):
             sender.send_all(tables(1, 1, 6_000))
 

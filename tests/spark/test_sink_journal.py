@@ -132,7 +132,7 @@ def test_a_transaction_is_pending_until_it_ends_and_a_later_one_of_its_producer_
 
 
 def test_what_is_none_of_the_sinks_is_told() -> None:
-    with pytest.raises(SinkError, match="the record at offset 3 of penstock-sink is none of the sink's"):
+    with pytest.raises(SinkError, match="the record at offset 3 of penstock-sink was not written by the sink"):
         JournalState(QUERY).feed(placed(build_batch([NewRecord(1, b"q", b"gossip")]), 3))
 
 

@@ -138,11 +138,11 @@ def test_only_the_columns_of_the_schema_are_built(broker: Broker, fields: list[S
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        (StructField("value", StringType()), "value is string, but a topic's is binary: read it as that, and cast it"),
-        (StructField("amount", LongType()), "a column amount, and a topic has none of that name, only key, value"),
+        (StructField("value", StringType()), "value as string, but it is binary: declare it as that, and cast"),
+        (StructField("amount", LongType()), "an unknown column amount; the columns of a topic are key, value"),
         (StructField("Value", BinaryType()), "did you mean value?"),
-        (StructField("timestamp", LongType()), "timestamp is bigint, but a topic's is timestamp"),
-        (StructField("value", BinaryType(), nullable=False), "value is never null, but a record may have none"),
+        (StructField("timestamp", LongType()), "timestamp as bigint, but it is timestamp"),
+        (StructField("value", BinaryType(), nullable=False), "value as not null, but it may be null"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_told(broker: Broker, field: StructField, said: str) -> None:
@@ -150,18 +150,18 @@ def test_a_schema_that_does_not_fit_is_told(broker: Broker, field: StructField, 
 
 
 def test_headers_in_the_schema_and_includeheaders_must_agree(broker: Broker) -> None:
-    assert "includeHeaders=false leaves them out" in refusal(broker, subscribe="any", includeHeaders="false")
+    assert "includeHeaders=false excludes them" in refusal(broker, subscribe="any", includeHeaders="false")
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
 def test_what_a_batch_cannot_do_is_told(broker: Broker) -> None:
-    assert "it is for streams" in refusal(broker, subscribe="any", startingOffsets="latest")
-    assert "it is for streams" in refusal(broker, subscribe="any", startingOffsets='{"any":{"0":-1}}')
-    assert "leaves a batch nothing" in refusal(broker, subscribe="any", endingOffsets="earliest")
+    assert "is for streams" in refusal(broker, subscribe="any", startingOffsets="latest")
+    assert "is for streams" in refusal(broker, subscribe="any", startingOffsets='{"any":{"0":-1}}')
+    assert "a batch would read nothing" in refusal(broker, subscribe="any", endingOffsets="earliest")
     later = refusal(broker, subscribe="any", startingTimestamp=9, endingTimestamp=8)
-    assert "startingTimestamp=9 is later than endingTimestamp=8" in later
+    assert "startingTimestamp (9) is after endingTimestamp (8)" in later
 
 
 def test_missing_topics_are_told(broker: Broker) -> None:
@@ -174,15 +174,15 @@ def test_offsets_out_of_range_are_told(broker: Broker) -> None:
     delete_before(broker, name, 0, 10)
     early = {"subscribe": name, "startingOffsets": f'{{"{name}":{{"0":3}}}}'}
     with pytest.raises(
-        DataLost, match=f"{name}-0: startingOffsets asks for offset 3, and the log goes from 10 to before 20"
+        DataLost, match=f"{name}-0: startingOffsets .3. is out of range: the log starts at 10 and ends at 20"
     ):
         load(broker, **early)
     assert offsets(load(broker, **early, failOnDataLoss="false")) == [(0, number) for number in range(10, 20)]
     late = {"subscribe": name, "endingOffsets": f'{{"{name}":{{"0":30}}}}'}
-    assert "endingOffsets asks for offset 30" in refusal(broker, **late)
+    assert "endingOffsets (30) is out of range" in refusal(broker, **late)
     assert load(broker, **late, failOnDataLoss="false").num_rows == 10
     back = {"startingOffsets": f'{{"{name}":{{"0":15}}}}', "endingOffsets": f'{{"{name}":{{"0":12}}}}'}
-    assert "startingOffsets=15 is behind endingOffsets=12" in refusal(broker, subscribe=name, **back)
+    assert "startingOffsets (15) is after endingOffsets (12)" in refusal(broker, subscribe=name, **back)
 
 
 def test_records_that_go_between_plan_and_read_are_told_or_left_out(broker: Broker) -> None:
@@ -192,7 +192,7 @@ def test_records_that_go_between_plan_and_read_are_told_or_left_out(broker: Brok
         (task,) = source.partitions()
         delete_before(broker, name, 0, 15 if fails else 25)
         if fails:
-            with pytest.raises(DataLost, match="offsets 0 to 14 are gone, the log begins at 15 now"):
+            with pytest.raises(DataLost, match="offsets 0 to 14 were deleted, the log now starts at 15"):
                 list(source.read(task))
         else:
             assert [offset for batch in source.read(task) for offset in batch["offset"].to_pylist()] == list(
@@ -207,7 +207,7 @@ def test_a_broker_that_is_down_is_told(broker: Broker) -> None:
         **{"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "300"},
     )
     assert "no broker can be reached" in line
-    assert "is the broker running, and is kafka.bootstrap.servers=127.0.0.1:1 right?" in line
+    assert "check that the broker is running and that kafka.bootstrap.servers=127.0.0.1:1 is correct" in line
 
 
 def test_offsets_are_asked_for_again_as_often_as_told(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
@@ -220,7 +220,7 @@ def test_offsets_are_asked_for_again_as_often_as_told(broker: Broker, caplog: py
             "fetchOffset.numRetries": "2",
         },
     )
-    assert caplog.text.count("asking again") == 2
+    assert caplog.text.count("retrying") == 2
 
 
 def test_a_consumer_that_stops_early_leaves_nothing_behind(broker: Broker) -> None:

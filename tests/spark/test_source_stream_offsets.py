@@ -76,7 +76,7 @@ def test_each_partition_may_begin_elsewhere(broker: Broker) -> None:
 def test_a_time_that_no_record_has_is_an_error_or_the_end(broker: Broker) -> None:
     name = topic(broker, 1, 5)
     late = {"subscribe": name, "startingTimestamp": TIME_MS + 99_000}
-    with pytest.raises(SourceError, match=f"no record of {name}-0 is as young as startingTimestamp"):
+    with pytest.raises(SourceError, match=f"{name}-0 has no record at or after startingTimestamp"):
         stream(broker, **late).initialOffset()
     at_end = stream(broker, **late, startingOffsetsByTimestampStrategy="latest")
     assert numbers(at_end.initialOffset()) == {name: {"0": 5}}
@@ -84,16 +84,16 @@ def test_a_time_that_no_record_has_is_an_error_or_the_end(broker: Broker) -> Non
 
 def test_a_partition_left_out_of_the_offsets_is_told(broker: Broker) -> None:
     name = topic(broker, 2, 5)
-    with pytest.raises(SourceError, match=f"startingOffsets says nothing of {name}-1"):
+    with pytest.raises(SourceError, match=f"startingOffsets has no entry for {name}-1"):
         stream(broker, subscribe=name, startingOffsets=f'{{"{name}":{{"0":1}}}}').initialOffset()
-    with pytest.raises(SourceError, match=f"startingOffsets names {name}-7"):
+    with pytest.raises(SourceError, match=f"startingOffsets contains {name}-7"):
         stream(broker, subscribe=name, startingOffsets=f'{{"{name}":{{"0":1,"1":1,"7":1}}}}').initialOffset()
 
 
 def test_offsets_that_the_log_does_not_have_are_told(broker: Broker) -> None:
     name = topic(broker, 1, 5)
     beyond = {"subscribe": name, "startingOffsets": f'{{"{name}":{{"0":9}}}}'}
-    with pytest.raises(DataLost, match="asks for offset 9, and the log goes from 0 to before 5"):
+    with pytest.raises(DataLost, match=r"startingOffsets \(9\) is out of range: the log starts at 0 and ends at 5"):
         stream(broker, **beyond).initialOffset()
     assert numbers(stream(broker, **beyond, failOnDataLoss="false").initialOffset()) == {name: {"0": 5}}
 
@@ -102,7 +102,9 @@ def test_a_missing_topic_and_a_missing_partition_are_told(broker: Broker) -> Non
     with pytest.raises(SourceError, match="has no topic 'not-there'"):
         stream(broker, subscribe="not-there").initialOffset()
     name = topic(broker, 2)
-    with pytest.raises(SourceError, match=f"assign names partition {name}-2, but the topic has 2: 0 to 1"):
+    with pytest.raises(
+        SourceError, match=f"assign: partition {name}-2 does not exist; the topic has partitions 0 to 1"
+    ):
         stream(broker, assign=f'{{"{name}":[0,2]}}').initialOffset()
 
 
@@ -225,7 +227,7 @@ def test_a_group_with_members_is_refused_with_the_reason(broker: Broker) -> None
             consumer.poll(0.1)
             if consumer.assignment():
                 break
-        with pytest.raises(SourceError, match=f"kafka.group.id={name}-group: it has members"):
+        with pytest.raises(SourceError, match=f"kafka.group.id={name}-group: the group has members"):
             stream(broker, subscribe=name, kafka_group_id=f"{name}-group").initialOffset()
     finally:
         consumer.close()
@@ -234,7 +236,7 @@ def test_a_group_with_members_is_refused_with_the_reason(broker: Broker) -> None
 def test_a_batch_that_would_end_before_it_begins_is_an_error(broker: Broker) -> None:
     name = topic(broker, 1, 20)
     backwards = ({name: {"0": 15}}, {name: {"0": 10}})
-    with pytest.raises(DataLost, match="begins at offset 15 and ends before that, at 10"):
+    with pytest.raises(DataLost, match="starts at offset 15 but ends at 10"):
         stream(broker, subscribe=name).partitions(*backwards)
     assert stream(broker, subscribe=name, failOnDataLoss="false").partitions(*backwards) == []
 
@@ -377,29 +379,31 @@ def test_records_that_retention_took_are_a_loss_that_is_told(broker: Broker, cap
     delete_before(broker, name, 0, 25)
     start, end = {name: {"0": 10}}, {name: {"0": 40}}
     with pytest.raises(
-        DataLost, match="offsets 10 to 24 are gone, the log begins at 25 now; the option failOnDataLoss=false"
+        DataLost, match="offsets 10 to 24 were deleted, the log now starts at 25; set failOnDataLoss=false"
     ):
         stream(broker, subscribe=name).partitions(start, end)
     with caplog.at_level(logging.WARNING):
         assert work(stream(broker, subscribe=name, failOnDataLoss="false"), start, end) == [(0, 25, 40)]
-    assert "offsets 10 to 24 are gone" in caplog.text
+    assert "offsets 10 to 24 were deleted" in caplog.text
 
 
 def test_a_topic_that_was_made_anew_is_a_loss_that_is_told(broker: Broker) -> None:
     name = topic(broker, 1, 40)
     at = {name: {"0": 40}}
     delete_topic(broker, name)
-    with pytest.raises(DataLost, match=f"{name}-0 was read and is not there any more"):
+    with pytest.raises(DataLost, match=f"{name}-0 was read and no longer exists"):
         stream(broker, subscribe=name).latestOffset(at, ALL)
     careless = stream(broker, subscribe=name, failOnDataLoss="false")
     assert numbers(careless.latestOffset(at, ALL)) == {}
     with KafkaClient(broker.bootstrap) as client:
         client.create_topic(name, 1)
     append(broker, name, 0, range(7))
-    with pytest.raises(DataLost, match="at offset 40, and the log ends at 7: it was cut, or the topic made anew"):
+    with pytest.raises(
+        DataLost, match="at offset 40, but the log ends at 7: it was truncated, or the topic was created again"
+    ):
         stream(broker, subscribe=name).latestOffset(at, ALL)
     # A batch that was logged before the topic went cannot be had again.
-    with pytest.raises(DataLost, match="ends at offset 40, and the log at 7"):
+    with pytest.raises(DataLost, match="ends at offset 40, but the log at 7"):
         stream(broker, subscribe=name).partitions({name: {"0": 0}}, at)
 
 

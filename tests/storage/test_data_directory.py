@@ -333,7 +333,7 @@ def test_two_brokers_cannot_have_one_directory(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StartError, match="cannot be used"):
+    with pytest.raises(StartError, match="cannot use data directory"):
         DataDirectory(tmp_path / "file" / "data")
 
 

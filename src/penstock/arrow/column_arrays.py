@@ -62,7 +62,7 @@ def _explained(batches: Sequence[Batch]) -> BatchError:
                 pass
     except BatchError as error:
         return error
-    return BatchError("a record does not fill its place")
+    return BatchError("a record is shorter than its length field")
 
 
 def _headers_of(headers: HeaderFields, rows: slice) -> HeaderFields:
@@ -128,7 +128,7 @@ def _texts(names: pa.BinaryArray) -> pa.StringArray:
 
 def timestamp_column(milliseconds: Longs) -> pa.TimestampArray:
     if ((milliseconds > _MILLISECONDS_MAX) | (milliseconds < -_MILLISECONDS_MAX)).any():
-        raise BatchError("a timestamp in milliseconds does not fit 64 bits as microseconds")
+        raise BatchError("a timestamp in milliseconds exceeds 64 bits as microseconds")
     return pa.array(milliseconds * MILLISECOND_US).cast(pa.timestamp("us", "UTC"))
 
 

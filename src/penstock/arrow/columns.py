@@ -39,4 +39,4 @@ def schema_of(columns: Sequence[str] = DEFAULT) -> pa.Schema:
 def check_names(columns: Iterable[str]) -> None:
     unknown = [name for name in columns if name not in SCHEMA.names]
     if unknown:
-        raise ValueError(f"a topic has no column {unknown[0]!r}, only {', '.join(SCHEMA.names)}")
+        raise ValueError(f"unknown column {unknown[0]!r}: the columns of a topic are {', '.join(SCHEMA.names)}")

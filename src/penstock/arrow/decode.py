@@ -107,7 +107,7 @@ def decode(
     schema = schema_of(columns)
     for batch in batches:
         if not batch.crc_is_right():
-            raise BatchError(f"the CRC of the batch at offset {batch.base_offset} does not fit it")
+            raise BatchError(f"CRC mismatch in the batch at offset {batch.base_offset}")
     way = best_way() if way is None else way
     if way is Way.PURE or not batches:
         arrays = pure.decode_columns(batches, topic, partition, columns, start, end)

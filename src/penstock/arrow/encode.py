@@ -157,7 +157,7 @@ def _sealed(payload: memoryview, timestamps: pa.Int64Array, codec: int, writer: 
     count = len(timestamps)
     earliest, latest = _spread(timestamps)
     if latest - earliest > INT64_MAX:
-        raise BatchError("the timestamps of a batch are further apart than 64 bits can say")
+        raise BatchError("the timestamps of a batch differ by more than 64 bits")
     records = payload if codec == Codec.NONE else compress(codec, payload)
     batch = bytearray(HEADER_BYTES + len(records))
     HEADER.pack_into(

@@ -92,9 +92,9 @@ def frame_batches(batches: Sequence[Batch], limit_bytes: int = DECOMPRESSED_BYTE
     """The batches unpacked, without a copy where they are not packed; raises BatchError for what their headers say."""
     for batch in batches:
         if batch.magic != MAGIC:
-            raise BatchError(f"a batch of magic {batch.magic}, only {MAGIC} is known")
+            raise BatchError(f"unsupported magic {batch.magic} in a batch, expected {MAGIC}")
         if batch.count and not INT64_MIN <= batch.base_offset + batch.last_offset_delta <= INT64_MAX:
-            raise BatchError(f"the last offset is {batch.last_offset_delta} behind {batch.base_offset}")
+            raise BatchError(f"invalid last offset delta {batch.last_offset_delta} at base offset {batch.base_offset}")
     data, starts, ends = _unpacked(batches, limit_bytes)
     counts = _longs([batch.count for batch in batches])
     sizes = ends - starts

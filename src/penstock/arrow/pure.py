@@ -51,7 +51,7 @@ def _column(name: str, records: list[Record], types: list[int], topic: str, part
 
 def _microseconds(milliseconds: int) -> int:
     if abs(milliseconds) * 1_000 > _INT64_MAX:
-        raise BatchError("a timestamp in milliseconds does not fit 64 bits as microseconds")
+        raise BatchError("a timestamp in milliseconds exceeds 64 bits as microseconds")
     return milliseconds * 1_000
 
 

@@ -57,7 +57,7 @@ def rows_of(table: pa.RecordBatch, timestamp_ms: int | None = None) -> Rows:
     not fit. Without a column `timestamp` every row has `timestamp_ms`."""
     names = table.schema.names
     if "value" not in names:
-        raise ValueError("there is no column value")
+        raise ValueError("column value is missing")
     values = _bytes(table.column("value"), "value")
     keys = _bytes(table.column("key"), "key") if "key" in names else None
     if keys is not None and keys.null_count == len(keys):
@@ -66,7 +66,7 @@ def rows_of(table: pa.RecordBatch, timestamp_ms: int | None = None) -> Rows:
     if "timestamp" in names:
         timestamps = _milliseconds(table.column("timestamp"))
     elif timestamp_ms is None:
-        raise ValueError("there is no column timestamp, and no time for all rows")
+        raise ValueError("column timestamp is missing, and no default timestamp is set")
     else:
         timestamps = pa.repeat(pa.scalar(timestamp_ms, pa.int64()), table.num_rows)
     return Rows(keys, values, headers, timestamps)
@@ -111,12 +111,12 @@ def _headers(column: pa.Array) -> Headers | None:
 
 def _milliseconds(column: pa.Array) -> pa.Int64Array:
     if column.null_count:
-        raise ValueError("column timestamp: a row has none")
+        raise ValueError("column timestamp: a row has no timestamp")
     kind = column.type
     if pa.types.is_int64(kind):
         return column
     if not pa.types.is_timestamp(kind):
-        raise ValueError(f"column timestamp is {kind}, neither timestamp nor long")
+        raise ValueError(f"column timestamp is {kind}, not timestamp or long")
     numbers = column.cast(pa.int64())
     if kind.unit == "s":
         return pc.multiply_checked(numbers, _PER_SECOND_MS)

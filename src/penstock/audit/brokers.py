@@ -65,4 +65,4 @@ def broker_rows(task: BrokerTask, ranges: Iterable[tuple[int, int]]) -> Iterator
                 if wanted.start < wanted.end:
                     yield from fetch_range(client, task.topic, wanted)
     except (KafkaError, ArchiveError) as error:
-        raise JobFailed(f"{task.topic}-{task.partition} cannot be read: {error}") from None
+        raise JobFailed(f"cannot read {task.topic}-{task.partition}: {error}") from None

@@ -12,18 +12,18 @@ FINDINGS_KEPT: Final = 20
 DIGEST_MAX: Final = (1 << 64) - 1
 
 KINDS: Final = {
-    "crc": "a batch whose bytes do not fit its CRC",
+    "crc": "a batch with a CRC mismatch",
     "torn": "a file that ends inside a batch",
     "damage": "bytes that are not a batch, a file that cannot be read, or rows without a valid partition and offset",
-    "records": "a batch whose CRC fits and whose records cannot be read",
-    "order": "offsets that do not rise",
-    "duplicate": "offsets, or batches of a producer, that are there twice",
-    "gap": "offsets that no record has",
-    "index": "an index that does not fit its segment",
-    "missing": "records of the topic that the table does not have",
-    "extra": "records of the table that the topic does not have",
-    "content": "records that are not the same in table and topic",
-    "topic": "a table of another topic of the same name",
+    "records": "a batch with a valid CRC whose records cannot be decoded",
+    "order": "offsets that do not increase",
+    "duplicate": "duplicate offsets or duplicate batches of a producer",
+    "gap": "missing offsets",
+    "index": "an index that does not match its segment",
+    "missing": "records of the topic that are not in the table",
+    "extra": "records of the table that are not in the topic",
+    "content": "records that differ between table and topic",
+    "topic": "a table of another topic with the same name",
 }
 """Every kind of finding, and what it means."""
 

@@ -40,7 +40,7 @@ def audit(request: AuditRequest) -> AuditReport:
     """Raises NothingToAudit, ArchiveError or KafkaError when it cannot begin."""
     if not request.table:
         if request.segments is None:
-            raise NothingToAudit("name a data directory, or a table with --table")
+            raise NothingToAudit("nothing to audit: give a data directory or --table")
         tasks = _segment_tasks(request.segments, tuple(request.topics))
         merged = _segments(request, tasks, request.segments)
         return AuditReport(str(request.segments), merged, allowed=request.allowed)
@@ -58,7 +58,7 @@ def audit(request: AuditRequest) -> AuditReport:
     report = AuditReport(f"table {request.table}", kept, allowed=request.allowed)
     if compares:
         if not table.topic:
-            raise NothingToAudit("which topic is the table's? Name it with --topic")
+            raise NothingToAudit("the topic of the table is unknown: give it with --topic")
         report.compared_with = f"topic {table.topic} of {request.segments or 'the broker'}"
         _compare(request, table, parts, report)
     return report
@@ -93,7 +93,7 @@ def _segments(request: AuditRequest, tasks: Sequence[SegmentsTask], path: Path) 
 def _segment_tasks(path: Path, topics: tuple[str, ...]) -> list[SegmentsTask]:
     tasks = segment_tasks(path, topics)
     if not tasks:
-        raise NothingToAudit(f"there are no segments{' of that topic' if topics else ''} in {path}")
+        raise NothingToAudit(f"no segments{' of that topic' if topics else ''} in {path}")
     return tasks
 
 

@@ -80,7 +80,7 @@ def _check_order(total: Facts, runs: Runs) -> None:
     before = -1
     for first, last in runs:
         if first <= before:
-            total.found.add("order", total.place, f"offset {first} lies behind {before}")
+            total.found.add("order", total.place, f"offset {first} follows {before}")
         before = max(before, last)
 
 
@@ -90,7 +90,7 @@ def _joined(total: Facts | None, runs: Runs) -> Runs:
     for first, last in runs:
         if joined and first <= joined[-1][1]:
             if total is not None:
-                total.found.add_offsets("duplicate", total.place, first, min(last, joined[-1][1]), "are there twice")
+                total.found.add_offsets("duplicate", total.place, first, min(last, joined[-1][1]), "are duplicated")
             joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
         elif joined and first == joined[-1][1] + 1:
             joined[-1] = (joined[-1][0], last)

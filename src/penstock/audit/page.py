@@ -36,7 +36,7 @@ def html_page(report: AuditReport, made_at: datetime.datetime) -> str:
         '<p class="verdict clean">Clean: nothing was found.</p>'
         if not total
         else f'<p class="verdict {"clean" if report.is_clean else "found"}">{total:,} findings'
-        f"{', all of kinds that were allowed' if report.is_clean else ''}.</p>"
+        f"{', all allowed' if report.is_clean else ''}.</p>"
     )
     body = [
         f"<h1>Audit of {what}</h1>",
@@ -68,7 +68,7 @@ def _findings(report: AuditReport) -> str:
     rows = [(one.kind, one.place, one.text) for one in found.kept]
     return (
         "<h2>Findings</h2>"
-        + _table(("kind", "what it is", "count", ""), kinds)
+        + _table(("kind", "meaning", "count", ""), kinds)
         + "<h2>Where</h2>"
         + _table(("kind", "place", "what"), rows)
     )
@@ -85,7 +85,7 @@ def _plots(partitions: Sequence[Merged]) -> str:
         columns_over_time([(hour, records) for hour, (records, _) in hours.items()], "Records over time"),
         columns_over_time([(hour, size) for hour, (_, size) in hours.items()], "Bytes of keys and values over time"),
         rows_by_name([(one.facts.place, one.facts.records) for one in known], "Records by partition"),
-        rows_by_name([(one.facts.place, one.keys.count()) for one in known], "Different keys by partition"),
+        rows_by_name([(one.facts.place, one.keys.count()) for one in known], "Distinct keys by partition"),
     ]
     return "<h2>Plots</h2>" + "".join(plots) if any(plots) else ""
 

@@ -51,7 +51,7 @@ def columns_over_time(hours: Sequence[tuple[int, int]], title: str) -> str:
                 f'<text class="mark" x="{x + (width / 2 if at else 0):.1f}" y="{_HEIGHT - 8}" '
                 f'text-anchor="{anchor}">{label}</text>'
             )
-    return _figure(f"{title}, {_span(step)} a column", _HEIGHT, parts)
+    return _figure(f"{title}, {_span(step)} per column", _HEIGHT, parts)
 
 
 def rows_by_name(rows: Sequence[tuple[str, int]], title: str) -> str:

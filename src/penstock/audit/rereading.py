@@ -73,7 +73,7 @@ def _topic_rows(task: RereadTask, slots: Mapping[int, int]) -> Iterator[pa.Recor
     try:
         yield from segment_rows(task.source, wanted)
     except OSError as error:
-        raise JobFailed(f"{task.source.topic}-{task.partition} cannot be read again: {error}") from None
+        raise JobFailed(f"cannot read {task.source.topic}-{task.partition} again: {error}") from None
 
 
 def _ranges(pieces: Sequence[int]) -> Iterator[tuple[int, int]]:

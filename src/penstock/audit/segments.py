@@ -65,7 +65,7 @@ def audit_segments(task: SegmentsTask, advance: Advance) -> Facts:
     try:
         _read(task, facts, rows, advance)
     except OSError as error:
-        facts.found.add("damage", facts.place, f"the log cannot be read: {error}")
+        facts.found.add("damage", facts.place, f"cannot read the log: {error}")
     rows.finish()
     facts.log_end_offset = max(facts.log_start_offset, facts.log_end_offset)
     return facts
@@ -131,7 +131,7 @@ class _Batches:
         where = f"{facts.place} {path.name}"
         if self._following is not None and batch.base_offset < self._following:
             kind = "duplicate" if any(first <= batch.base_offset <= last for first, last in facts.runs) else "order"
-            text = f"at {position}: offset {batch.base_offset} again, {self._following} is due"
+            text = f"at {position}: offset {batch.base_offset} again, expected {self._following}"
             facts.found.add(kind, where, text)
             return
         self.records += batch.count

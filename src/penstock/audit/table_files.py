@@ -74,7 +74,7 @@ def audit_table_file(task: TableTask, advance: Advance) -> list[Facts]:
             _take(task, numbered, by_partition)
     except UNREADABLE as error:
         facts = Facts(task.topic, NO_PARTITION, files=1, bytes=task.bytes)
-        facts.found.add("damage", task.name, f"the file cannot be read: {str(error).splitlines()[0]}")
+        facts.found.add("damage", task.name, f"cannot read the file: {str(error).splitlines()[0]}")
         return [facts]
     finally:
         advance(task.bytes)

@@ -7,6 +7,6 @@
 
 Each reader is a module that implements `source.Reader`. It walks and opens the directory with `entries`, which never leaves
 it, trusts no index and no length, and does not stop at damage: it reports the damage and continues after it where its format
-allows. `survey` inspects a directory without writing; `offline` and `online` are the two ways to write; `run` puts the steps
-in order. Nothing here needs Spark: to read the partitions in parallel, pass another engine to `run`.
+allows. `survey` inspects a directory without writing; `staging` with `installing`, and `online`, are the two ways to write;
+`run` puts the steps in order. Nothing here needs Spark: to read the partitions in parallel, pass another engine to `run`.
 """

@@ -56,7 +56,7 @@ class Archiver:
 
     def __init__(self, kafka: KafkaSettings, table: Table, engine: Engine, pace: Pace | None = None) -> None:
         if not (engine.is_one_process or table.place.is_shared):
-            raise ArchiveError(f"{table.place.url} is in the memory of one process: use --engine local")
+            raise ArchiveError(f"{table.place.url} is in the memory of this process: use --engine local")
         self._kafka = kafka
         self._table = table
         self.engine = engine
@@ -84,7 +84,7 @@ class Archiver:
         try:
             written = self._carry_out(todo, state)
         except Gone as error:
-            raise ArchiveError(f"{error}; --skip-lost goes on without them") from None
+            raise ArchiveError(f"{error}; use --skip-lost to continue without them") from None
         # Fetches name a topic by its name: what was read must have been the same topic all along.
         self._topic_info()
         grown = merged([one.grown for one in written])
@@ -113,11 +113,11 @@ class Archiver:
         """The topic, if it is still the one that the table was made for."""
         info = self._client.metadata([self._topic]).topics.get(self._topic)
         if info is None:
-            raise ArchiveError(f"the broker has no topic {self._topic}: was it deleted? The table stays as it is")
+            raise ArchiveError(f"the broker has no topic {self._topic}; the table is unchanged")
         known = self._table.settings.topic_id
         if known is not None and info.topic_id is not None and str(info.topic_id) != known:
             raise ArchiveError(
-                f"topic {self._topic} was deleted and made anew since {self._table.place.url} was begun: "
+                f"topic {self._topic} was deleted and created again since {self._table.place.url} was created: "
                 "archive it to another path"
             )
         return info
@@ -165,14 +165,14 @@ class Archiver:
                 next_offset = start
             elif next_offset > end:
                 raise ArchiveError(
-                    f"partition {partition} of {self._topic} ends at {end}, but {self._table.place.url} goes to "
-                    f"{next_offset}: the topic lost its end or is another; archive it to another path"
+                    f"partition {partition} of {self._topic} ends at {end}, but {self._table.place.url} ends at "
+                    f"{next_offset}: the topic was truncated or created again; archive it to another path"
                 )
             elif next_offset < min(start, end):
                 if not self._pace.skip_lost:
                     raise ArchiveError(
                         f"offsets {next_offset} to {start - 1} of partition {partition} of {self._topic} were deleted "
-                        "by the broker before they were archived; --skip-lost goes on without them"
+                        "by the broker before they were archived; use --skip-lost to continue without them"
                     )
                 next_offset = start
             if next_offset < end:

@@ -52,7 +52,7 @@ class AvroReader:
             import fastavro
             from fastavro.schema import SchemaParseException
         except ImportError:
-            raise ArchiveError("Avro needs fastavro: pip install 'penstock-broker[lake]'") from None
+            raise ArchiveError("Avro requires fastavro: pip install 'penstock-broker[lake]'") from None
         self._read = fastavro.schemaless_reader
         self._schemas: dict[str, Any] = {}
         kinds: dict[str, str] = {}
@@ -61,9 +61,9 @@ class AvroReader:
                 parsed = fastavro.parse_schema(json.loads(text))
                 fields = parsed["fields"] if isinstance(parsed, dict) and parsed.get("type") == "record" else None
             except (SchemaParseException, ValueError, KeyError, TypeError) as error:
-                raise ArchiveError(f"the Avro schema {number or 'that was named'} is none: {error}") from None
+                raise ArchiveError(f"invalid Avro schema{f' {number}' if number else ''}: {error}") from None
             if fields is None:
-                raise ArchiveError(f"the Avro schema {number or 'that was named'} is not of a record")
+                raise ArchiveError(f"Avro schema{f' {number}' if number else ''} is not a record schema")
             self._schemas[number] = parsed
             for field in fields:
                 name, kind = column_name(field["name"]), avro_kind(field["type"])
@@ -74,19 +74,21 @@ class AvroReader:
         schema, start = self._schemas.get(BARE), 0
         if schema is None:
             if len(value) < FRAME_BYTES or value[0]:
-                raise Unreadable("no schema id in front of the value")
+                raise Unreadable("the value has no schema id")
             number, start = str(int.from_bytes(value[1:FRAME_BYTES], "big")), FRAME_BYTES
             schema = self._schemas.get(number)
             if schema is None:
-                raise Unreadable(f"Avro schema {number} is not known: name it with --schema {number}=FILE")
+                raise Unreadable(f"unknown Avro schema {number}: add it with --schema {number}=FILE")
         stream = io.BytesIO(value)
         stream.seek(start)
         try:
             record = self._read(stream, schema, None)
         except Exception as error:  # noqa: BLE001 - bytes that are no Avro make fastavro raise whatever they meet
-            raise Unreadable(f"no Avro of that schema: {type(error).__name__} {error}".rstrip()) from None
+            raise Unreadable(
+                f"the value does not match the Avro schema: {type(error).__name__} {error}".rstrip()
+            ) from None
         if stream.tell() != len(value):
-            raise Unreadable(f"{len(value) - stream.tell()} bytes behind the Avro record")
+            raise Unreadable(f"{len(value) - stream.tell()} bytes after the Avro record")
         assert isinstance(record, dict)
         return record
 

@@ -57,7 +57,7 @@ def arrow_type(kind: str) -> pa.DataType:
     if decimal is not None:
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
     if kind not in _KINDS:
-        raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}")
+        raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
     return _KINDS[kind]
 
 

@@ -49,7 +49,7 @@ def compact_table(
 ) -> Merged:
     """One commit, or none if there is nothing to merge. The table's lock is held."""
     if not (engine.is_one_process or table.place.is_shared):
-        raise ArchiveError(f"{table.place.url} is in the memory of one process: use --engine local")
+        raise ArchiveError(f"{table.place.url} is in the memory of this process: use --engine local")
     recover(table)
     groups = list(groups_of(table.files(), target_bytes, files_min))
     if not groups:
@@ -65,7 +65,9 @@ def compact_table(
     new = [file for one in written for file in one.files]
     rows = sum(file.rows for file in old)
     if sum(file.rows for file in new) != rows:
-        raise ArchiveError(f"{table.place.url}: merged files do not hold the rows of the old; nothing was changed")
+        raise ArchiveError(
+            f"{table.place.url}: merged files do not contain the rows of the old files; nothing was changed"
+        )
     table.replace(old, new)
     table.place.delete([MERGING])
     return Merged(len(old), len(new), rows, sum(file.bytes for file in new))
@@ -79,7 +81,7 @@ def recover(table: Table) -> None:
     try:
         merging = msgspec.json.decode(data, type=Merging)
     except msgspec.DecodeError as error:
-        raise ArchiveError(f"{table.place.url}/{MERGING} is damaged: {error}") from None
+        raise ArchiveError(f"{table.place.url}/{MERGING} is corrupt: {error}") from None
     there = {file.name for file in table.files()}
     stems = tuple(f"{stem}{SUFFIX}" for stem in merging.stems)
     made = [found.name for found in table.place.found() if found.name.endswith(stems)]

@@ -39,7 +39,9 @@ _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 class DeltaLakeTable:
     def __init__(self, place: Place, settings: TableSettings) -> None:
         if not place.url.startswith(_SCHEMES):
-            raise ArchiveError(f"{place.url}: Delta tables lie on local paths, s3://, gs:// or az://; or use parquet")
+            raise ArchiveError(
+                f"{place.url}: Delta tables require a local path, s3://, gs:// or az://; otherwise use parquet"
+            )
         self.place = place
         self.settings = settings
         self._delta: DeltaTable | None = None
@@ -101,7 +103,7 @@ class DeltaLakeTable:
     def append(self, commit: Append) -> None:
         base = dict(commit.base)
         if sorted(commit.offsets) != list(range(len(commit.offsets))):
-            raise ArchiveError(f"{self.place.url}: the partitions of {self.settings.topic} have gaps in their numbers")
+            raise ArchiveError(f"{self.place.url}: the partition numbers of {self.settings.topic} have gaps")
         table = self._opened() or self._made(commit)
         check_base(self, base, self._offsets(table))
         self._grow(table, commit)
@@ -141,7 +143,7 @@ class DeltaLakeTable:
         assert table is not None
         there = {file.name for file in self.files()}
         if any(file.name not in there for file in old):
-            raise Conflict(f"{self.place.url}: a file that was to be replaced is gone; run it again")
+            raise Conflict(f"{self.place.url}: a file to be replaced no longer exists; run the command again")
         self._write(
             table,
             [
@@ -216,8 +218,8 @@ class DeltaLakeTable:
             raise
         except CommitFailedError as error:
             raise Conflict(
-                f"{self.place.url} went on while this run worked: another writer committed to it ({_first_line(error)}); "
-                "nothing of this run's last step was kept"
+                f"{self.place.url} changed during this run: another writer committed to it ({_first_line(error)}); "
+                "the last step of this run was discarded"
             ) from None
         except (DeltaError, OSError, ValueError) as error:
             raise ArchiveError(f"the Delta table {self.place.url}: {_first_line(error)}") from None

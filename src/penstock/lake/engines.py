@@ -97,7 +97,7 @@ class SparkEngine:
         try:
             rows = numbers.mapInArrow(work, "result binary").collect()
         except (PySparkException, Py4JError, ConnectionError) as error:
-            raise ArchiveError(f"a task of Spark failed: {_last_line(str(error))}") from None
+            raise ArchiveError(f"a Spark task failed: {_last_line(str(error))}") from None
         outcomes: dict[int, Any] = dict(pickle.loads(bytes(row.result)) for row in rows)
         for number in sorted(outcomes):
             if isinstance(outcomes[number], Exception):

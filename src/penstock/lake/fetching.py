@@ -37,7 +37,7 @@ def fetch_range(client: KafkaClient, topic: str, wanted: OffsetRange) -> Iterato
         except KafkaError as error:
             if error.error_code is ErrorCode.offset_out_of_range:
                 raise Gone(
-                    f"offsets from {offset} on of partition {wanted.partition} of {topic} were deleted by the broker "
+                    f"the broker deleted offsets from {offset} of partition {wanted.partition} of {topic} "
                     f"before they were archived"
                 ) from None
             raise
@@ -47,7 +47,7 @@ def fetch_range(client: KafkaClient, topic: str, wanted: OffsetRange) -> Iterato
         else:
             empty += 1
             if empty > EMPTY_ANSWERS_MAX:
-                raise ArchiveError(f"the broker gives no records of {topic}-{wanted.partition} at offset {offset}")
+                raise ArchiveError(f"the broker returns no records of {topic}-{wanted.partition} at offset {offset}")
         is_last = offset >= wanted.end
         if not is_last:
             call = client.begin_fetch({spot: offset}, isolation=Isolation.READ_COMMITTED)

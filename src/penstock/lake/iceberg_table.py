@@ -59,7 +59,7 @@ _REFUSALS: Final = tuple(
 class IcebergTable:
     def __init__(self, place: Place, settings: TableSettings) -> None:
         if place.url.startswith("memory:"):
-            raise ArchiveError(f"{place.url}: Iceberg tables do not lie in memory; use parquet")
+            raise ArchiveError(f"{place.url}: Iceberg tables cannot be stored in memory; use parquet")
         self.place = place
         self.settings = settings
         self._catalog: Catalog | None = None
@@ -79,7 +79,7 @@ class IcebergTable:
             name = properties.pop("name", "penstock")
             if not self.settings.catalog:
                 if not self.place.is_local:
-                    raise ArchiveError("an Iceberg table that is not on a local path needs --catalog NAME")
+                    raise ArchiveError("an Iceberg table that is not on a local path requires --catalog NAME")
                 path = self.place.path(f"{FOLDER}/catalog.db")
                 properties = {"type": "sql", "uri": f"sqlite:///{path}", "warehouse": self.location}
             with self._telling():
@@ -98,7 +98,7 @@ class IcebergTable:
                 return None
         if table.location().rstrip("/") != self.location:
             raise ArchiveError(
-                f"the catalog has a table {'.'.join(self.identifier)} at {table.location()}: choose another --table"
+                f"the catalog already has a table {'.'.join(self.identifier)} at {table.location()}: choose another --table"
             )
         return table
 
@@ -223,7 +223,7 @@ class IcebergTable:
                 return
             except (CommitFailedException, CommitStateUnknownException):
                 continue
-        raise Conflict(f"{self.place.url}: others commit to the Iceberg table all the time; try again later")
+        raise Conflict(f"{self.place.url}: too many concurrent commits to the Iceberg table; try again later")
 
     def replace(self, old: Sequence[DataFile], new: Sequence[DataFile]) -> None:
         def change(table: Table, transaction: Transaction) -> None:
@@ -240,7 +240,7 @@ class IcebergTable:
         names = {file.name for file in files}
         found = [task.file for task in table.scan().plan_files() if self._name(task.file.file_path) in names]
         if len(found) != len(names):
-            raise Conflict(f"{self.place.url}: a file that was to be replaced is gone; run it again")
+            raise Conflict(f"{self.place.url}: a file to be replaced no longer exists; run the command again")
         return found
 
     # ------------------------------------------------------------------------------------------------ forgetting

@@ -1,4 +1,4 @@
-"""One writer a table. Who comes second is told who is first.
+"""One writer per table; a second one is told who holds it.
 
 On a local path it is a lock of the operating system: gone with the process that held it, however that ended. Anywhere else
 it is a lease in a file, renewed while its holder lives and free a minute after he died. The lease keeps people from
@@ -35,7 +35,7 @@ class Holder(msgspec.Struct, frozen=True):
     until_s: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.what} of process {self.process} on {self.host}"
+        return f"{self.what} (process {self.process} on {self.host})"
 
 
 @contextlib.contextmanager
@@ -127,5 +127,5 @@ def _holder(data: bytes) -> Holder | None:
 def _held(place: Place, data: bytes) -> Held:
     holder = _holder(data)
     who = "another process" if holder is None else str(holder)
-    until = "" if holder is None or not holder.until_s else ", or wait until its lease is over, a minute after it ended"
-    return Held(f"{place.url} is in use by {who}: a table has one writer; stop it{until}")
+    until = "" if holder is None or not holder.until_s else "; if it has ended, its lease expires within a minute"
+    return Held(f"{place.url} is in use by {who}: a table can have only one writer; stop it first{until}")

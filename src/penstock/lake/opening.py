@@ -31,14 +31,14 @@ def open_table(url: str) -> Table:
     place = place_of(url)
     settings = read_settings(place)
     if settings is None:
-        raise ArchiveError(f"{place.url} is no archive: `penstock archive run TOPIC --to {url}` makes one")
+        raise ArchiveError(f"{place.url} is not an archive: create one with `penstock archive run TOPIC --to {url}`")
     return table_at(place, settings)
 
 
 def make_table(place: Place, settings: TableSettings) -> Table:
     """Writes down what the table is for; the table itself is there from its first commit on, or before."""
     if any(not found.name.startswith(FOLDER) for found in place.found()):
-        raise ArchiveError(f"{place.url} is not empty, and no archive: choose another path")
+        raise ArchiveError(f"{place.url} is not empty and not an archive: choose another path")
     check_values(settings.value)
     table = table_at(place, settings)
     write_settings(place, settings)
@@ -48,7 +48,7 @@ def make_table(place: Place, settings: TableSettings) -> Table:
 def table_at(place: Place, settings: TableSettings) -> Table:
     if settings.format is not Format.PARQUET and "://" not in place.url and _OF_URLS & set(place.url):
         # their libraries make URLs of paths, and would read and write elsewhere
-        raise ArchiveError(f"{place.url}: no #, ? or % may be in the path of a {settings.format.value} table")
+        raise ArchiveError(f"{place.url}: the path of a {settings.format.value} table must not contain #, ? or %")
     match settings.format:
         case Format.PARQUET:
             return ParquetTable(place, settings)
@@ -67,7 +67,7 @@ def table_at(place: Place, settings: TableSettings) -> Table:
 
 
 def _missing(what: str, package: str, error: ModuleNotFoundError) -> ArchiveError:
-    return ArchiveError(f"{what} tables need {package} ({error}): pip install 'penstock-broker[lake]'")
+    return ArchiveError(f"{what} tables require {package} ({error}): pip install 'penstock-broker[lake]'")
 
 
 def continued(place: Place, there: TableSettings, value: ValueSettings | None) -> TableSettings:
@@ -86,6 +86,6 @@ def continued(place: Place, there: TableSettings, value: ValueSettings | None) -
 def check_values(value: ValueSettings) -> None:
     """Raises ArchiveError before anything is done when values cannot be read like that."""
     if value.values is Values.AVRO and not value.schemas:
-        raise ArchiveError("--values avro needs the schema: --schema FILE, or --schema ID=FILE for values with ids")
+        raise ArchiveError("--values avro requires --schema FILE, or --schema ID=FILE for values with schema ids")
     if value.is_typed:
         reader_of(value)

@@ -98,7 +98,7 @@ class ParquetTable:
         try:
             return msgspec.json.decode(self.place.read(name) or b"", type=kind)
         except msgspec.DecodeError as error:
-            raise ArchiveError(f"{self.place.url}/{name} is damaged: {error}") from None
+            raise ArchiveError(f"{self.place.url}/{name} is corrupt: {error}") from None
 
     def _apply(self, commit: Commit) -> None:
         for name in commit.removed:
@@ -116,7 +116,7 @@ class ParquetTable:
     def replace(self, old: Sequence[DataFile], new: Sequence[DataFile]) -> None:
         state = self.state()
         if any(file.name not in self._files for file in old):
-            raise Conflict(f"{self.place.url}: a file that was to be replaced is gone; run it again")
+            raise Conflict(f"{self.place.url}: a file to be replaced no longer exists; run the command again")
         removed = [file.name for file in old]
         self._commit(state.offsets, state.kinds, state.with_error, list(new), removed)
         # Readers of the folder would see those rows twice; who opened them before reads on where files can be read
@@ -135,7 +135,7 @@ class ParquetTable:
             self._version + 1, int(time.time() * 1000), offsets, kinds, with_error, added=added, removed=removed
         )
         if not self.place.create(_commit_name(commit.version), msgspec.json.encode(commit)):
-            raise Conflict(f"{self.place.url} went on while this run worked: another archiver writes to it")
+            raise Conflict(f"{self.place.url} changed during this run: another archiver writes to it")
         self._apply(commit)
         if commit.version % CHECKPOINT_EVERY == 0:
             self._checkpoint()

@@ -195,7 +195,7 @@ class Place:
 def place_of(url: str) -> Place:
     """Raises ArchiveError when nothing installed opens such a URL."""
     if not url:
-        raise ArchiveError("the table's path is empty")
+        raise ArchiveError("the path of the table is empty")
     text = url.rstrip("/") or "/"
     if "://" not in text:
         text = str(Path(text).expanduser().absolute())
@@ -213,7 +213,9 @@ def _opened(url: str) -> Opened:
     try:
         import fsspec
     except ImportError:
-        raise ArchiveError(f"{url}: {first}; `pip install 'penstock-broker[lake]'` opens more kinds of URL") from None
+        raise ArchiveError(
+            f"{url}: {first}; `pip install 'penstock-broker[lake]'` adds support for more kinds of URLs"
+        ) from None
     try:
         spec, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError, OSError) as error:

@@ -83,7 +83,7 @@ class Replay:
         """Until all rows are written, or `stopped` says so between two requests. Raises ArchiveError, KafkaError."""
         partitions = sorted(self._table.state().offsets)
         if not partitions:
-            raise ArchiveError(f"{self._table.place.url} holds no records")
+            raise ArchiveError(f"{self._table.place.url} contains no records")
         topic_id = self._prepared(partitions[-1] + 1)
         begun = self._begun(topic_id, partitions)
         ends = self._settled(partitions)
@@ -94,7 +94,7 @@ class Replay:
             done = ends[partition] - begun.base.get(partition, 0)
             if done < 0:
                 raise ArchiveError(
-                    f"partition {partition} of {self._topic} lost records since the replay began; use --restart"
+                    f"partition {partition} of {self._topic} lost records since the replay started; use --restart"
                 )
             lanes.append(self._lane(partition, done, ends[partition], producer))
             before += done
@@ -125,14 +125,14 @@ class Replay:
             self._client.create_topic(self._topic, partitions, configs=own)
             info = self._client.metadata([self._topic]).topics[self._topic]
             said = ", ".join(f"{name}={value}" for name, value in own.items())
-            self._tell(f"made topic {self._topic} with {partitions} partitions, {said}")
+            self._tell(f"created topic {self._topic} with {partitions} partitions, {said}")
         topic_id = None if info.topic_id is None else str(info.topic_id)
         if self._topic == self._table.settings.topic and topic_id == self._table.settings.topic_id:
-            raise ArchiveError(f"{self._table.place.url} is the archive of this very topic: replay it to another")
+            raise ArchiveError(f"{self._table.place.url} is the archive of this topic: replay it to another topic")
         if len(info.partitions) < partitions:
             raise ArchiveError(
-                f"topic {self._topic} has {len(info.partitions)} partitions, the table {partitions}: "
-                f"make it with {partitions}"
+                f"topic {self._topic} has {len(info.partitions)} partitions, but the table has {partitions}: "
+                f"create the topic with {partitions}"
             )
         configs = self._client.describe_configs(ConfigKind.TOPIC, self._topic)
         kind = configs.get("message.timestamp.type")
@@ -143,7 +143,7 @@ class Replay:
             )
         retention = configs.get("retention.ms")
         if retention is not None and retention.value not in (None, "-1"):
-            self._tell(f"topic {self._topic} has retention.ms={retention.value}: it deletes records that are older")
+            self._tell(f"topic {self._topic} has retention.ms={retention.value}: older records are deleted")
         return topic_id
 
     def _begun(self, topic_id: str | None, partitions: list[int]) -> Begun:
@@ -154,11 +154,11 @@ class Replay:
             try:
                 there = msgspec.json.decode(data, type=Begun)
             except msgspec.DecodeError as error:
-                raise ArchiveError(f"{self._table.place.url}/{name} is damaged: {error}; use --restart") from None
+                raise ArchiveError(f"{self._table.place.url}/{name} is corrupt: {error}; use --restart") from None
             if there.topic_id == topic_id:
                 if there.bounds != self._bounds:
                     raise ArchiveError(
-                        f"a replay of other rows into {self._topic} was begun before: give the same bounds, or --restart"
+                        f"a replay of other rows into {self._topic} was started before: use the same bounds, or --restart"
                     )
                 if set(there.base) >= set(partitions):
                     return there
@@ -178,7 +178,7 @@ class Replay:
             if again == ends:
                 return ends
             ends = again
-        raise ArchiveError(f"somebody else writes to {self._topic}: a replay needs it for itself")
+        raise ArchiveError(f"another program writes to {self._topic}: a replay must be the only writer")
 
     def _ends(self, partitions: list[int]) -> dict[int, int]:
         listed = self._client.list_offsets({(self._topic, partition): LATEST for partition in partitions})
@@ -220,8 +220,8 @@ class Replay:
 
     def _foreign(self, partition: int) -> ArchiveError:
         return ArchiveError(
-            f"partition {partition} of {self._topic} does not hold what this replay wrote: somebody else writes to it, "
-            "or the table has lost rows since; --restart begins behind what is there"
+            f"partition {partition} of {self._topic} does not contain what this replay wrote: another program writes to it, "
+            "or the table has lost rows; --restart starts again at the end of the topic"
         )
 
 
@@ -255,8 +255,8 @@ class Lane:
         assert self._next is not None
         if base_offset not in (-1, self._end):
             raise ArchiveError(
-                f"somebody else writes to partition {self.partition} of {topic}: a replay needs the topic for itself; "
-                "--restart begins anew behind what is there"
+                f"another program writes to partition {self.partition} of {topic}: a replay must be the only writer; "
+                "--restart starts again at the end of the topic"
             )
         count = self._next.records
         self._end += count

@@ -61,7 +61,7 @@ def read_settings(place: Place) -> TableSettings | None:
     try:
         return msgspec.json.decode(data, type=TableSettings)
     except msgspec.DecodeError as error:
-        raise ArchiveError(f"{place.url}/{SETTINGS} is damaged: {error}") from None
+        raise ArchiveError(f"{place.url}/{SETTINGS} is corrupt: {error}") from None
 
 
 def write_settings(place: Place, settings: TableSettings) -> None:

@@ -84,8 +84,8 @@ class Table(Protocol):
 def check_base(table: Table, base: Mapping[int, int], there: Mapping[int, int]) -> None:
     if dict(base) != dict(there):
         raise Conflict(
-            f"{table.place.url} went on while this run worked: another archiver writes to it; "
-            "nothing of this run's last step was kept"
+            f"{table.place.url} changed during this run: another archiver writes to it; "
+            "the last step of this run was discarded"
         )
 
 

@@ -179,7 +179,7 @@ def fitted(cell: Any, kind: str) -> Any:
         case _:
             fits, is_right = _decimal(cell, kind)
     if not is_right:
-        raise Unreadable(f"{_shown(cell)} is no {kind}")
+        raise Unreadable(f"{_shown(cell)} is not a valid {kind}")
     return fits
 
 
@@ -240,7 +240,7 @@ class JsonReader:
         try:
             decoded = self._decoder.decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Unreadable(f"no JSON: {error}") from None
+            raise Unreadable(f"not JSON: {error}") from None
         if not isinstance(decoded, dict):
-            raise Unreadable(f"no JSON object, but {type(decoded).__name__}")
+            raise Unreadable(f"expected a JSON object, not {type(decoded).__name__}")
         return decoded

@@ -17,5 +17,5 @@ def query_id(frame: DataFrame) -> str:
     """Of the query whose batch this is; it stays the same over restarts from a checkpoint."""
     found: str | None = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
     if found is None:
-        raise PipelineFailed("Spark does not say which query this batch is of")
+        raise PipelineFailed("Spark does not report the query of this batch")
     return found

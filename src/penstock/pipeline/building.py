@@ -73,7 +73,7 @@ def build_query(spark: SparkSession, pipeline: Pipeline, flow: AnyFlow, show: Sh
     register(session)
     frame = _FrameBuilder(session, pipeline, flow).frame()
     if not frame.isStreaming:
-        raise InvalidPipeline(pipeline.file, [Problem(flow.line, f"flows.{flow.name}: what comes out is not a stream")])
+        raise InvalidPipeline(pipeline.file, [Problem(flow.line, f"flows.{flow.name}: the result is not a stream")])
     with _problems_at(pipeline, flow.line, f"flows.{flow.name}"):
         writer = _to_sink(frame, flow, show) if isinstance(flow, Flow) else _to_dead_letters(frame, flow)
         return _triggered(writer, flow.trigger).option("checkpointLocation", flow.checkpoint).queryName(flow.name)
@@ -184,7 +184,7 @@ class _FrameBuilder:
             text = f"transforms.{transform.name}: {transform.function} failed: {kind}{one_line(error)}"
             raise InvalidPipeline(self._pipeline.file, [Problem(transform.line, text)]) from None
         if not isinstance(made, DataFrame):
-            raise PipelineFailed(f"{transform.function} gave {type(made).__name__}, not a DataFrame")
+            raise PipelineFailed(f"{transform.function} returned {type(made).__name__}, not a DataFrame")
         return made
 
 

@@ -55,7 +55,7 @@ def read_checkpoint(path: str) -> Checkpoint | None:
         text = None if last is None else folder.read(f"offsets/{last}")
         head, offsets = ({}, {}) if text is None else _offsets_file(text)
     except (ValueError, KeyError, IndexError, TypeError):
-        raise UnreadableCheckpoint(f"the checkpoint {path} is not one of Spark's, or damaged") from None
+        raise UnreadableCheckpoint(f"checkpoint {path} is corrupt or was not written by Spark") from None
     return Checkpoint(
         query_id,
         last,
@@ -94,7 +94,7 @@ class _Folder:
             try:
                 self._remote = FileSystem.from_uri(path)
             except (ArrowInvalid, OSError) as error:
-                raise UnreadableCheckpoint(f"the checkpoint {path} cannot be opened: {error}") from None
+                raise UnreadableCheckpoint(f"cannot open checkpoint {path}: {error}") from None
 
     def read(self, name: str) -> str | None:
         try:
@@ -106,7 +106,7 @@ class _Folder:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            raise UnreadableCheckpoint(f"the checkpoint {self._name} cannot be read: {error}") from None
+            raise UnreadableCheckpoint(f"cannot read checkpoint {self._name}: {error}") from None
 
     def batches(self, name: str) -> list[int]:
         try:
@@ -120,5 +120,5 @@ class _Folder:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise UnreadableCheckpoint(f"the checkpoint {self._name} cannot be read: {error}") from None
+            raise UnreadableCheckpoint(f"cannot read checkpoint {self._name}: {error}") from None
         return [int(one) for one in names if _BATCH.fullmatch(one)]

@@ -30,12 +30,12 @@ def read_delta(session: SparkSession, path: str) -> DataFrame:
     try:
         table = DeltaTable(path)
     except TableNotFoundError:
-        raise PipelineFailed(f"there is no delta table at {path}") from None
+        raise PipelineFailed(f"no delta table at {path}") from None
     protocol = table.protocol()
     beyond = set(protocol.reader_features or ()) - _READABLE
     if beyond or (protocol.min_reader_version or 1) == 2:
         what = ", ".join(sorted(beyond)) or "column mapping"
-        raise PipelineFailed(f"the delta table at {path} uses {what}, which cannot be read here")
+        raise PipelineFailed(f"the delta table at {path} uses {what}, which is not supported")
     schema = StructType.fromJson(_json(table.schema().to_json()))
     files = table.file_uris()
     if not files:
@@ -130,7 +130,7 @@ def latest_rows(frame: DataFrame, upsert: Upsert) -> DataFrame:
     delete = (
         sql.lit(False) if upsert.delete_when is None else sql.coalesce(sql.expr(upsert.delete_when), sql.lit(False))
     )
-    text = sql.lit(f"the upsert key {', '.join(upsert.key)} is null in a row: refuse such rows with a check")
+    text = sql.lit(f"the upsert key {', '.join(upsert.key)} is null in a row: reject such rows with a check")
     whole = sql.lit(True)
     for key in keys:
         whole = whole & key.isNotNull()
@@ -148,7 +148,7 @@ def _refuse_twins(rows: Any, upsert: Upsert, flow: str) -> None:
     if upsert.order_by is None and rows.select(list(upsert.key)).group_by(list(upsert.key)).aggregate(
         []
     ).num_rows < len(rows):
-        raise PipelineFailed(f"flows.{flow}: a batch has two rows of one key; upsert.order_by says which one counts")
+        raise PipelineFailed(f"flows.{flow}: a batch has two rows with the same key; set upsert.order_by to select one")
 
 
 def _sql(name: str) -> str:

@@ -78,7 +78,7 @@ def _refuse_twins(fields: list[Field]) -> None:
     seen: set[str] = set()
     for field in fields:
         if field.name.lower() in seen:
-            raise InvalidSchema(f"column {field.name} is there twice", 0)
+            raise InvalidSchema(f"duplicate column {field.name}", 0)
         seen.add(field.name.lower())
 
 
@@ -97,14 +97,14 @@ class _Parser:
             match = _TOKEN.match(stripped, position)
             line = text.count("\n", 0, position if match is None else match.start(1))
             if match is None:
-                raise InvalidSchema(f"{stripped[position:].split()[0]!r} does not belong into a schema", line)
+                raise InvalidSchema(f"{stripped[position:].split()[0]!r} is not valid in a schema", line)
             self._words.append(_Word(match[1], line))
             position = match.end()
         self._last_line = text.count("\n", 0, len(stripped))
 
     def _next(self, what: str) -> _Word:
         if self._at >= len(self._words):
-            raise InvalidSchema(f"the schema ends where {what} should be", self._last_line)
+            raise InvalidSchema(f"the schema ends where {what} is expected", self._last_line)
         self._at += 1
         return self._words[self._at - 1]
 
@@ -122,9 +122,7 @@ class _Parser:
     def end(self) -> None:
         if self._at < len(self._words):
             word = self._words[self._at]
-            raise InvalidSchema(
-                f"{word.text!r} is not expected here; columns are NAME TYPE with commas between", word.line
-            )
+            raise InvalidSchema(f"{word.text!r} is unexpected; expected NAME TYPE, separated by commas", word.line)
 
     def field(self, depth: int = 0) -> Field:
         name = self._name()
@@ -132,11 +130,11 @@ class _Parser:
         return Field(name, self.type(depth), self.not_null())
 
     def _name(self) -> str:
-        word = self._next("a column's name")
+        word = self._next("a column name")
         if word.text.startswith("`"):
             return word.text[1:-1].replace("``", "`")
         if not re.match(r"[A-Za-z_]", word.text):
-            raise InvalidSchema(f"{word.text!r} is no column's name", word.line)
+            raise InvalidSchema(f"{word.text!r} is not a column name", word.line)
         return word.text
 
     def not_null(self) -> bool:
@@ -149,7 +147,7 @@ class _Parser:
         word = self._next("a type")
         name = word.text.lower()
         if depth > DEPTH_MAX:
-            raise InvalidSchema(f"types are nested more than {DEPTH_MAX} deep", word.line)
+            raise InvalidSchema(f"types are nested more than {DEPTH_MAX} levels deep", word.line)
         if name == "array":
             self.demand("<", "ARRAY")
             inner = self.type(depth + 1)
@@ -183,7 +181,7 @@ class _Parser:
         if not self.takes("("):
             if least:
                 raise InvalidSchema(
-                    f"{name.upper()} needs a length: {name.upper()}(20)", self._words[self._at - 1].line
+                    f"{name.upper()} requires a length: {name.upper()}(20)", self._words[self._at - 1].line
                 )
             return ""
         sizes = [self._size(name)]
@@ -191,11 +189,11 @@ class _Parser:
             sizes.append(self._size(name))
         self.demand(")", name.upper())
         if len(sizes) > most:
-            raise InvalidSchema(f"{name.upper()} takes at most {most} numbers", self._words[self._at - 1].line)
+            raise InvalidSchema(f"{name.upper()} accepts at most {most} numbers", self._words[self._at - 1].line)
         return f"({', '.join(sizes)})"
 
     def _size(self, name: str) -> str:
         word = self._next("a number")
         if not word.text.isdecimal():
-            raise InvalidSchema(f"{name.upper()} takes numbers in its brackets, not {word.text!r}", word.line)
+            raise InvalidSchema(f"{name.upper()} requires numbers in its parentheses, not {word.text!r}", word.line)
         return word.text

@@ -45,7 +45,7 @@ def check_call(function: Callable[..., Any], inputs: int, arguments: dict[str, A
     try:
         signature.bind(*range(inputs), **arguments)
     except TypeError as error:
-        return f"it takes {signature}: {error}"
+        return f"its signature is {signature}: {error}"
     return None
 
 

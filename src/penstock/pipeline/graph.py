@@ -36,7 +36,7 @@ def check_graph(pipeline: Pipeline, problems: Problems) -> None:
     for flow in pipeline.flows.values():
         if flow.origin not in names:
             hint = nearest(flow.origin, names)
-            problems.add(flow.line, f"flows.{flow.name} is from {flow.origin}, which is not declared{hint}")
+            problems.add(flow.line, f"flows.{flow.name} reads {flow.origin}, which is not declared{hint}")
             whole = False
     if not _cycles(pipeline, problems) and whole:
         _check_streams(pipeline, problems)
@@ -66,7 +66,7 @@ def _check_function(transform: PythonTransform, pipeline: Pipeline, problems: Pr
         return
     wrong = check_call(function, len(transform.inputs), dict(transform.arguments))
     if wrong is not None:
-        problems.add(transform.line, f"transforms.{transform.name}: {transform.function} cannot be called so: {wrong}")
+        problems.add(transform.line, f"transforms.{transform.name}: cannot call {transform.function}: {wrong}")
 
 
 def _cycles(pipeline: Pipeline, problems: Problems) -> bool:
@@ -79,7 +79,7 @@ def _cycles(pipeline: Pipeline, problems: Problems) -> bool:
         if name in path:
             circle = [*path[path.index(name) :], name]
             line = min(pipeline.transforms[one].line for one in circle)
-            problems.add(line, f"transforms read each other in a circle: {' <- '.join(circle)}")
+            problems.add(line, f"transforms form a cycle: {' <- '.join(circle)}")
             found = True
             return
         if name in done or name not in pipeline.transforms:
@@ -103,14 +103,14 @@ def _check_streams(pipeline: Pipeline, problems: Problems) -> None:
         if not has_stream(flow.origin):
             problems.add(
                 flow.line,
-                f"flows.{flow.name} reads no stream: one of its sources must be read as one (a topic, files, or a "
+                f"flows.{flow.name} reads no stream: at least one of its sources must be a stream (a topic, files, or a "
                 "parquet table with read: stream)",
             )
     for origin in (*pipeline.sources.values(), *pipeline.transforms.values()):
         if origin.rules.bad_rows is BadRows.DEAD_LETTERS and not has_stream(origin.name):
             problems.add(
                 origin.line,
-                f"{_path(origin)}: dead_letters need a stream; bad rows of what is read static can fail or be skipped",
+                f"{_path(origin)}: dead_letters requires a stream; for a static source use bad_rows: fail or skip",
             )
 
 
@@ -129,7 +129,7 @@ def _check_places(pipeline: Pipeline, problems: Problems) -> None:
             problems.add(
                 source.line,
                 f"sources.{source.name} has {topic_options.GROUP} and is read by several queries, which would overwrite "
-                "each other's offsets: leave it out, each gets a group of its own",
+                "each other's offsets: remove it, so that each query gets its own group",
             )
 
 
@@ -143,4 +143,4 @@ def unused(pipeline: Pipeline) -> Iterator[str]:
     used = {one.name for flow in pipeline.flows.values() for one in pipeline.upstream(flow.origin)}
     for origin in (*pipeline.sources.values(), *pipeline.transforms.values()):
         if origin.name not in used:
-            yield f"{pipeline.file}:{origin.line}: {_path(origin)} is used by no flow"
+            yield f"{pipeline.file}:{origin.line}: {_path(origin)} is not used by any flow"

@@ -76,14 +76,14 @@ class Keys:
         node = self._node(key)
         if node is None:
             if required:
-                self.problem(f"{self.named(key)} is missing ({takes})", self.line_of(key))
+                self.problem(f"{self.named(key)} is required ({takes})", self.line_of(key))
             return None
         if not isinstance(node, Scalar):
-            self.problem(f"{self.named(key)} takes {takes}, not a {_kind(node)}", self.line_of(key))
+            self.problem(f"{self.named(key)} must be {takes}, not a {_kind(node)}", self.line_of(key))
             return None
         return node
 
-    def text(self, key: str, takes: str = "a text", *, required: bool = False) -> str | None:
+    def text(self, key: str, takes: str = "a string", *, required: bool = False) -> str | None:
         found = self.scalar(key, takes, required=required)
         if found is not None and not found.text.strip():
             self.problem(f"{self.named(key)} is empty ({takes})", found.line)
@@ -105,11 +105,11 @@ class Keys:
         return found
 
     def whole(self, key: str, default: int, minimum: int, maximum: int) -> int:
-        found = self.text(key, "a whole number")
+        found = self.text(key, "an integer")
         if found is None:
             return default
         if not found.isascii() or not found.isdecimal() or not minimum <= int(found) <= maximum:
-            takes = f"a whole number from {minimum} to {maximum}"
+            takes = f"an integer from {minimum} to {maximum}"
             self.problem(f"{self.named(key)} = {found!r} is not {takes}", self.line_of(key))
             return default
         return int(found)
@@ -132,7 +132,7 @@ class Keys:
         if isinstance(node, Scalar):
             return (node,)
         if isinstance(node, Section) or not all(isinstance(item, Scalar) for item in node.nodes):
-            self.problem(f"{self.named(key)} takes {takes}", self.line_of(key))
+            self.problem(f"{self.named(key)} must be {takes}", self.line_of(key))
             return ()
         return tuple(item for item in node.nodes if isinstance(item, Scalar))
 
@@ -141,17 +141,17 @@ class Keys:
         inner = self.section(key)
         if inner is None:
             return {}
-        found = {name: inner.scalar(name, "a plain value") for name in inner.names()}
+        found = {name: inner.scalar(name, "a single value") for name in inner.names()}
         return {name: scalar for name, scalar in found.items() if scalar is not None}
 
     def section(self, key: str, *, required: bool = False) -> Keys | None:
         node = self._node(key)
         if node is None:
             if required:
-                self.problem(f"{self.named(key)} is missing", self.line_of(key))
+                self.problem(f"{self.named(key)} is required", self.line_of(key))
             return None
         if not isinstance(node, Section):
-            self.problem(f"{self.named(key)} takes a mapping of keys to values", self.line_of(key))
+            self.problem(f"{self.named(key)} must be a mapping of keys to values", self.line_of(key))
             return None
         return Keys(node, self.named(key), self._problems)
 
@@ -164,7 +164,7 @@ class Keys:
                 inner.line = entry.line
                 yield name, inner
             else:
-                self.problem(f"{self.named(name)} takes a mapping of keys to values", entry.line)
+                self.problem(f"{self.named(name)} must be a mapping of keys to values", entry.line)
 
     def names(self) -> list[str]:
         return list(self._section.entries)
@@ -182,8 +182,8 @@ class Keys:
             self.problem(f"{self.path} has {' and '.join(given)}: {what}", self.line_of(given[1]))
         else:
             near = next((name for name in self.names() if nearest(name, choices)), None)
-            hint = "" if near is None else f"; {near} is not known{nearest(near, choices)}"
-            self.problem(f"{self.path} needs one of {', '.join(choices)}: {what}{hint}")
+            hint = "" if near is None else f"; unknown key {near}{nearest(near, choices)}"
+            self.problem(f"{self.path} requires one of {', '.join(choices)}: {what}{hint}")
         return None
 
     def done(self, also_known: Sequence[str] = ()) -> None:

@@ -51,9 +51,9 @@ def read_pipeline(file: Path, environment: Mapping[str, str] = os.environ) -> Pi
     settings = keys.plain("settings")
     for setting, scalar in settings.items():
         if not setting.startswith("spark."):
-            keys.problem(f"settings.{setting}: Spark's settings begin with spark.", scalar.line)
+            keys.problem(f"settings.{setting}: Spark settings start with spark.", scalar.line)
     shared = Shared(file.absolute().parent, _topic_options(keys))
-    checkpoint = keys.text("checkpoint", "a folder where flows keep how far they are", required=True)
+    checkpoint = keys.text("checkpoint", "a directory for the progress of flows", required=True)
     defaults = FlowDefaults(
         read_trigger(keys, Trigger()),
         read_delivery(keys, Delivery.AT_LEAST_ONCE),
@@ -91,7 +91,7 @@ def _label(keys: Keys, key: str, default: str) -> str:
     if found is None:
         return re.sub(r"[^A-Za-z0-9_-]", "-", default)
     if _LABEL.fullmatch(found) is None:
-        keys.problem(f"{key} = {found!r}: a name has letters, digits, - and _", keys.line_of(key))
+        keys.problem(f"{key} = {found!r}: a name may only contain letters, digits, - and _", keys.line_of(key))
     return found
 
 
@@ -101,7 +101,7 @@ def _topic_options(keys: Keys) -> dict[str, str]:
     if brokers:
         if topic_options.has(options, topic_options.BOOTSTRAP):
             keys.problem(
-                f"brokers and topic_options.{topic_options.BOOTSTRAP} are the same thing: say it once",
+                f"brokers and topic_options.{topic_options.BOOTSTRAP} cannot be combined: set one of them",
                 keys.line_of("brokers"),
             )
         options[topic_options.BOOTSTRAP] = ",".join(scalar.text for scalar in brokers)
@@ -142,7 +142,7 @@ def _transforms(keys: Keys, sources: Mapping[str, Source]) -> dict[str, Transfor
     for name, inner in () if section is None else section.sections():
         _check_view_name(name, inner)
         if name.lower() in taken:
-            inner.problem(f"{inner.path}: there is a source or transform {name} already")
+            inner.problem(f"{inner.path}: a source or transform {name} already exists")
         taken.add(name.lower())
         transform = read_transform(name, inner)
         if transform is not None:
@@ -158,7 +158,7 @@ def _with_declared_names(transform: Transform, names: list[str]) -> Transform:
 
 def _check_view_name(name: str, keys: Keys) -> None:
     if NAME.fullmatch(name) is None:
-        keys.problem(f"{keys.path}: {name!r} must be a name that SQL takes: letters, digits and _")
+        keys.problem(f"{keys.path}: {name!r} is not a valid SQL name: use letters, digits and _")
 
 
 def _flows(keys: Keys, shared: Shared, defaults: FlowDefaults) -> dict[str, AnyFlow]:
@@ -166,12 +166,12 @@ def _flows(keys: Keys, shared: Shared, defaults: FlowDefaults) -> dict[str, AnyF
     section = keys.section("flows", required=True)
     for name, inner in () if section is None else section.sections():
         if _LABEL.fullmatch(name) is None:
-            inner.problem(f"{inner.path}: a flow's name has letters, digits, - and _")
+            inner.problem(f"{inner.path}: a flow name may only contain letters, digits, - and _")
         flow = read_flow(name, inner, shared, defaults)
         if flow is not None:
             flows[name] = flow
     if section is not None and not section.names():
-        section.problem("flows names no flow")
+        section.problem("flows is empty")
     return flows
 
 
@@ -188,7 +188,7 @@ def _with_dead_letters(pipeline: Pipeline, shared: Shared, defaults: FlowDefault
         assert origin.rules.dead_letters is not None
         reach = origin.options if isinstance(origin, TopicSource) else shared.topic_options
         if not topic_options.has(reach, topic_options.BOOTSTRAP):
-            problems.add(origin.line, f"the dead_letters of {name} have no broker: set brokers at the top")
+            problems.add(origin.line, f"the dead_letters of {name} have no broker: set brokers at the top level")
         own = f"{name}.{DEAD_LETTERS}"
         flows[own] = DeadLetterFlow(
             own,

@@ -59,11 +59,11 @@ def read_flow(name: str, keys: Keys, shared: Shared, defaults: FlowDefaults) -> 
     mode = Mode(keys.choice("mode", MODES, Mode.APPEND))
     trigger = read_trigger(keys, defaults.trigger)
     delivery = read_delivery(keys, defaults.delivery)
-    checkpoint = keys.text("checkpoint", "a folder")
+    checkpoint = keys.text("checkpoint", "a directory")
     keys.done()
     if target is None:
         return None
-    kind = target.only_one_of(("topic", "table", "console"), "a flow goes to one of them")
+    kind = target.only_one_of(("topic", "table", "console"), "a flow has exactly one target")
     sink: Sink | None = None
     if kind == "topic":
         sink = _topic_sink(target, shared)
@@ -72,7 +72,7 @@ def read_flow(name: str, keys: Keys, shared: Shared, defaults: FlowDefaults) -> 
     elif kind == "console":
         sink = _console_sink(target)
         if keys.has("delivery") and delivery is Delivery.EXACTLY_ONCE:
-            keys.problem(f"{keys.named('delivery')}: a console shows rows at least once", keys.line_of("delivery"))
+            keys.problem(f"{keys.named('delivery')}: a console supports at_least_once only", keys.line_of("delivery"))
         delivery = Delivery.AT_LEAST_ONCE
     if origin is None or sink is None:
         return None
@@ -81,18 +81,20 @@ def read_flow(name: str, keys: Keys, shared: Shared, defaults: FlowDefaults) -> 
 
 
 def _topic_sink(keys: Keys, shared: Shared) -> TopicSink:
-    topic = keys.text("topic", "a topic's name", required=True) or ""
+    topic = keys.text("topic", "a topic name", required=True) or ""
     if topic:
         checked_topic(topic, keys, keys.line_of("topic"))
     layout = keys.choice("format", ("json", "raw"), "json")
     key = keys.text("key", "a SQL expression, such as a column")
     if key is not None and layout == "raw":
-        keys.problem(f"{keys.named('key')}: raw rows have a column key of their own", keys.line_of("key"))
+        keys.problem(f"{keys.named('key')}: raw rows already have a column key", keys.line_of("key"))
     before = keys.problems_so_far
     options = topic_options.for_sink(shared.topic_options) | checked_options(keys, "options", topic_options.SINK)
     keys.done()
     if not topic_options.has(options, topic_options.BOOTSTRAP):
-        keys.problem(f"{keys.path}: no broker is named: set brokers at the top, or options.{topic_options.BOOTSTRAP}")
+        keys.problem(
+            f"{keys.path}: no broker is set: set brokers at the top level, or options.{topic_options.BOOTSTRAP}"
+        )
     elif (
         keys.problems_so_far == before
         and (wrong := topic_options.problem_with_sink({**options, "topic": topic or "none"})) is not None
@@ -108,11 +110,11 @@ def _table_sink(keys: Keys, shared: Shared, mode: Mode) -> TableSink:
     upsert = _upsert(keys)
     keys.done()
     if upsert is not None and layout != "delta":
-        keys.problem(f"{keys.named('upsert')} needs format: delta", keys.line_of("upsert"))
+        keys.problem(f"{keys.named('upsert')} requires format: delta", keys.line_of("upsert"))
     allowed = (Mode.APPEND,) if upsert is None else (Mode.APPEND, Mode.UPDATE)
     if mode not in allowed:
-        hint = "; with format: delta and upsert, update is possible" if mode is Mode.UPDATE else ""
-        keys.problem(f"{keys.path}: a table takes mode append, not {mode}{hint}")
+        hint = "; update requires format: delta and upsert" if mode is Mode.UPDATE else ""
+        keys.problem(f"{keys.path}: a table requires mode append, not {mode}{hint}")
     return TableSink(shared.place(path), layout, partition_by, upsert)
 
 
@@ -122,8 +124,8 @@ def _upsert(keys: Keys) -> Upsert | None:
         return None
     key = tuple(scalar.text for scalar in inner.texts("key", "a column, or a list of them"))
     if not key:
-        inner.problem(f"{inner.named('key')} is missing: the columns that tell rows apart")
-    order_by = inner.text("order_by", "a column; the highest of a key wins")
+        inner.problem(f"{inner.named('key')} is required: the columns that identify a row")
+    order_by = inner.text("order_by", "a column; the row with the highest value wins")
     delete_when = inner.text("delete_when", "a SQL condition")
     inner.done()
     return Upsert(key, order_by, delete_when)

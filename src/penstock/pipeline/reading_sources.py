@@ -56,7 +56,7 @@ class Shared:
 
 
 def read_source(name: str, keys: Keys, shared: Shared) -> Source | None:
-    kind = keys.only_one_of(_KINDS, "a source is one or several topics, a table, or files")
+    kind = keys.only_one_of(_KINDS, "a source is one or more topics, a table, or files")
     if kind is None:
         return None
     if kind in _TOPIC_KINDS:
@@ -74,15 +74,17 @@ def _topic_source(name: str, kind: str, keys: Keys, shared: Shared) -> TopicSour
     if kind == "topic_pattern":
         options["subscribePattern"] = keys.text(kind, "a regular expression") or "none"
     else:
-        topics = keys.texts(kind, "a topic's name, or a list of them")
+        topics = keys.texts(kind, "a topic name or a list of topic names")
         for topic in topics:
             checked_topic(topic.text, keys, topic.line)
         if not topics:
-            keys.problem(f"{keys.named(kind)} names no topic", keys.line_of(kind))
+            keys.problem(f"{keys.named(kind)} is empty", keys.line_of(kind))
         options["subscribe"] = ",".join(topic.text for topic in topics)
     sound = keys.problems_so_far == before
     if not topic_options.has(options, topic_options.BOOTSTRAP):
-        keys.problem(f"{keys.path}: no broker is named: set brokers at the top, or options.{topic_options.BOOTSTRAP}")
+        keys.problem(
+            f"{keys.path}: no broker is set: set brokers at the top level, or options.{topic_options.BOOTSTRAP}"
+        )
     elif sound and (wrong := topic_options.problem_with_source(options)) is not None:
         keys.problem(f"{keys.path}: {wrong}", keys.line_of(kind if "subscribe" in wrong else "options"))
     value = _decoding(keys)
@@ -105,7 +107,7 @@ def _decoding(keys: Keys) -> Decoding:
     if not isinstance(node, Section):
         plain = keys.choice("value", ("string", "binary", "json", "csv"), "binary")
         if plain in ("json", "csv"):
-            keys.problem(f"{keys.named('value')}: {plain} needs a schema: write it as a mapping with format and schema")
+            keys.problem(f"{keys.named('value')}: {plain} requires a schema: use a mapping with format and schema")
         return Decoding(plain)
     inner = keys.section("value")
     assert inner is not None
@@ -147,7 +149,7 @@ def reader_options(keys: Keys) -> dict[str, str]:
     options = keys.plain("options")
     for name, scalar in options.items():
         if name.lower() in _OURS:
-            keys.problem(f"{keys.path}.options.{name} cannot be set: bad_rows and dead_letters decide it", scalar.line)
+            keys.problem(f"{keys.path}.options.{name} cannot be set: use bad_rows or dead_letters", scalar.line)
     return {name: scalar.text for name, scalar in options.items()}
 
 
@@ -165,7 +167,9 @@ def _table_source(name: str, keys: Keys, shared: Shared) -> TableSource:
     layout = keys.choice("format", ("parquet", "delta"), "parquet")
     is_stream = keys.choice("read", READS, "static") == "stream"
     if is_stream and layout == "delta":
-        keys.problem(f"{keys.path}: a delta table is read static; only parquet can be a stream", keys.line_of("read"))
+        keys.problem(
+            f"{keys.path}: a delta table can only be read static; use parquet for a stream", keys.line_of("read")
+        )
     options = reader_options(keys)
     rules = read_rules(keys)
     keys.done()
@@ -173,7 +177,7 @@ def _table_source(name: str, keys: Keys, shared: Shared) -> TableSource:
 
 
 def _file_source(name: str, keys: Keys, shared: Shared) -> FileSource:
-    path = keys.text("files", "a folder or a pattern of files", required=True) or ""
+    path = keys.text("files", "a directory or a file pattern", required=True) or ""
     layout = keys.choice("format", ("json", "csv", "parquet"), "json")
     is_stream = keys.choice("read", READS, "stream") == "stream"
     fields = read_fields(keys, required=layout != "parquet" or is_stream)
@@ -185,11 +189,11 @@ def _file_source(name: str, keys: Keys, shared: Shared) -> FileSource:
 
 def read_rules(keys: Keys) -> RowRules:
     """Watermark, checks, and what becomes of bad rows."""
-    dead_letters = keys.text("dead_letters", "a topic's name")
+    dead_letters = keys.text("dead_letters", "a topic name")
     if dead_letters is not None:
         checked_topic(dead_letters, keys, keys.line_of("dead_letters"))
     if keys.has("bad_rows") and dead_letters is not None:
-        keys.problem(f"{keys.path} has dead_letters and bad_rows: one of them", keys.line_of("bad_rows"))
+        keys.problem(f"{keys.path}: dead_letters cannot be combined with bad_rows", keys.line_of("bad_rows"))
     bad_rows = BadRows(keys.choice("bad_rows", ("fail", "skip"), "fail"))
     return RowRules(
         _watermark(keys),
@@ -203,8 +207,8 @@ def _watermark(keys: Keys) -> Watermark | None:
     inner = keys.section("watermark")
     if inner is None:
         return None
-    column = inner.text("column", "the column with the event's time", required=True)
-    delay = inner.text("delay", "how late a row may be, such as 10 minutes", required=True)
+    column = inner.text("column", "the column with the event time", required=True)
+    delay = inner.text("delay", "the maximum delay of a row, such as 10 minutes", required=True)
     inner.done()
     if delay is not None and duration_ms(delay) is None:
         keys.problem(f"{inner.named('delay')} = {delay!r} is not a duration such as 10 minutes", inner.line_of("delay"))
@@ -242,7 +246,7 @@ def _python_transform(name: str, keys: Keys) -> PythonTransform:
         function = ""
     inputs = keys.texts("inputs", "a list of sources and transforms")
     if not inputs:
-        keys.problem(f"{keys.named('inputs')} is missing: the sources and transforms that the function takes")
+        keys.problem(f"{keys.named('inputs')} is required: the sources and transforms that the function reads")
     arguments = keys.section("arguments")
     values = {} if arguments is None else {one: value_of(arguments.node(one)) for one in arguments.names()}
     rules = read_rules(keys)

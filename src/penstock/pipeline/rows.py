@@ -129,7 +129,7 @@ def with_verdict(frame: DataFrame, source: FileSource | None = None) -> DataFram
     reasons: list[tuple[Column, str]] = []
     if source is not None:
         if _BAD in frame.columns:
-            reasons.append((sql.col(_BAD).isNotNull(), f"the line is not {source.format.upper()} of the schema"))
+            reasons.append((sql.col(_BAD).isNotNull(), f"the line does not match the schema ({source.format.upper()})"))
         reasons += _missing(source.fields)
     columns = [sql.col(quoted(name)) for name in frame.columns if name != _BAD]
     value = sql.to_json(sql.struct(*columns))

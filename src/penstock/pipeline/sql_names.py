@@ -62,7 +62,7 @@ def view_names(sql: str) -> list[ViewName]:
     if not words:
         raise InvalidSql("the query is empty", 0)
     if words[0].lower not in _STARTS:
-        raise InvalidSql(f"a transform is a query that begins with SELECT or WITH, not {words[0].text}", words[0].line)
+        raise InvalidSql(f"a transform must start with SELECT or WITH, not {words[0].text}", words[0].line)
     defined = _defined(words)
     found: dict[str, ViewName] = {}
     for word in _tables(words):
@@ -86,18 +86,18 @@ def _words(sql: str) -> Iterator[_Word]:
             ended = True
             continue
         if ended:
-            raise InvalidSql("there is a second statement; a transform is one query", here)
+            raise InvalidSql("a transform must be a single query, but there is a second statement", here)
         if kind == "mark" and text in "'\"`":
-            raise InvalidSql(f"a {text} is opened and never closed", here)
+            raise InvalidSql(f"unclosed {text}", here)
         if text == "(":
             open_brackets.append(here)
         elif text == ")":
             if not open_brackets:
-                raise InvalidSql("a ) closes nothing", here)
+                raise InvalidSql("unexpected )", here)
             open_brackets.pop()
         yield _Word(kind, text, here)
     if open_brackets:
-        raise InvalidSql("a ( is never closed", open_brackets[-1])
+        raise InvalidSql("unclosed (", open_brackets[-1])
 
 
 def _defined(words: list[_Word]) -> set[str]:

@@ -92,7 +92,7 @@ def _of_groups(groups: Mapping[str, TopicSource], notes: list[str]) -> Offsets:
                     {(place.topic, place.partition): kept.offset for place, kept in client.fetch_offsets(group).items()}
                 )
         except KafkaError as error:
-            notes.append(f"the offsets of group {group} are not known: {error.text}")
+            notes.append(f"the offsets of group {group} are unknown: {error.text}")
     return found
 
 
@@ -110,5 +110,5 @@ def _ends(sources: Iterable[TopicSource], offsets: Offsets, notes: list[str]) ->
                     if listed.offset is not None:
                         ends[place.topic, place.partition] = listed.offset
         except KafkaError as error:
-            notes.append(f"the lag is not known: {error.text}")
+            notes.append(f"the lag is unknown: {error.text}")
     return ends

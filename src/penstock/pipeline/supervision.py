@@ -54,7 +54,7 @@ class Supervisor:
                         break
                 time.sleep(POLL_S)
         except (Py4JNetworkError, ConnectionError):
-            raise PipelineFailed("Spark is gone: its Java process ended") from None
+            raise PipelineFailed("Spark stopped: its Java process ended") from None
         finally:
             try:
                 self._stop()

@@ -30,7 +30,7 @@ def problem_with_name(name: str, known: Iterable[str]) -> str | None:
     if lower.startswith("kafka.") or lower in spelt:
         return None
     if lower in {one.lower() for one in SUBSCRIPTIONS}:
-        return f"{name} is not an option here: say topic, topics or topic_pattern"
+        return f"{name} is not supported: use topic, topics or topic_pattern"
     near = nearest(lower, spelt)
     for one, written in spelt.items():
         near = near.replace(f" {one}?", f" {written}?")

@@ -65,9 +65,9 @@ def read_tree(file: Path, environment: Mapping[str, str]) -> tuple[Section, Prob
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidPipeline(file, [Problem(1, f"cannot read it: {error.strerror}")]) from None
+        raise InvalidPipeline(file, [Problem(1, f"cannot read the file: {error.strerror}")]) from None
     except UnicodeDecodeError:
-        raise InvalidPipeline(file, [Problem(1, "it is not UTF-8 text")]) from None
+        raise InvalidPipeline(file, [Problem(1, "not UTF-8 text")]) from None
     try:
         root = yaml.compose(text, yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -77,7 +77,7 @@ def read_tree(file: Path, environment: Mapping[str, str]) -> tuple[Section, Prob
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
         raise InvalidPipeline(file, [Problem(line, " ".join(str(error).split()))]) from None
     if not isinstance(root, yaml.MappingNode):
-        raise InvalidPipeline(file, [Problem(1, "a mapping with sources and flows is expected")])
+        raise InvalidPipeline(file, [Problem(1, "expected a mapping with sources and flows")])
     problems = Problems(file)
     section = _Growing(environment, problems).section(root)
     return section, problems
@@ -108,7 +108,7 @@ class _Growing:
             if isinstance(key, yaml.ScalarNode):
                 entries[key.value] = Entry(key.start_mark.line + 1, self._node(value))
             else:
-                self._problems.add(key.start_mark.line + 1, "a key must be a plain text")
+                self._problems.add(key.start_mark.line + 1, "a key must be a string")
         return Section(node.start_mark.line + 1, entries)
 
     def _refuse_twins(self, node: yaml.MappingNode) -> None:
@@ -116,7 +116,7 @@ class _Growing:
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
-                    self._problems.add(key.start_mark.line + 1, f"key {key.value} is given twice")
+                    self._problems.add(key.start_mark.line + 1, f"duplicate key {key.value}")
                 seen.add(key.value)
 
     def _node(self, node: yaml.Node) -> Node | None:
@@ -125,8 +125,8 @@ class _Growing:
         self._nodes += 1
         self._depth += 1
         if self._nodes > NODES_MAX or self._depth > DEPTH_MAX:
-            what = f"more than {NODES_MAX} values, or is nested more than {DEPTH_MAX} deep"
-            raise InvalidPipeline(self._problems.file, [Problem(line, f"it has {what}")])
+            what = f"more than {NODES_MAX} values or is nested more than {DEPTH_MAX} levels deep"
+            raise InvalidPipeline(self._problems.file, [Problem(line, f"the file has {what}")])
         try:
             return self._grown(node, line)
         finally:
@@ -149,7 +149,9 @@ class _Growing:
         def value(match: re.Match[str]) -> str:
             found: str | None = self._environment.get(match["name"], match["default"])
             if found is None:
-                self._problems.add(line, f"the environment has no {match['name']}, which ${{{match['name']}}} asks for")
+                self._problems.add(
+                    line, f"environment variable {match['name']} is not set (used in ${{{match['name']}}})"
+                )
                 return ""
             return found
 

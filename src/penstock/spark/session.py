@@ -72,7 +72,7 @@ def open_session(name: str, master: str = LOCAL, settings: Mapping[str, str] | N
             session = builder.getOrCreate()
             session.sparkContext.setLogLevel("ERROR")
     except (PySparkException, Py4JError) as error:
-        raise NoSpark(f"Spark does not start: {one_line(error)}") from None
+        raise NoSpark(f"cannot start Spark: {one_line(error)}") from None
     return session
 
 

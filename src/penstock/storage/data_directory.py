@@ -81,9 +81,9 @@ class DataDirectory:
             self.disk.make_directory(path / _TRASH)
             self._lock = DirectoryLock(path / ".lock", self.disk.system_calls)
         except FileExistsError as error:
-            raise StartError(f"data directory {path} cannot be used: it is a file") from error
+            raise StartError(f"cannot use data directory {path}: it is a file") from error
         except OSError as error:
-            raise StartError(f"data directory {path} cannot be used: {error.strerror or error}") from error
+            raise StartError(f"cannot use data directory {path}: {error.strerror or error}") from error
         self.shared_sync: SharedSync | None = shared_sync(path) if disk is None else None
         """Opened before anything is written. A disk of the caller's own syncs every file by itself."""
         self._trash_lock = threading.Lock()
@@ -107,7 +107,7 @@ class DataDirectory:
         except BaseException as error:
             self._release()
             if isinstance(error, OSError):
-                raise StartError(f"data directory {path} cannot be used: {error.strerror or error}") from error
+                raise StartError(f"cannot use data directory {path}: {error.strerror or error}") from error
             raise
 
     @property

@@ -165,8 +165,8 @@ class Sender:
         except KafkaError as error:
             if error.name in _TOO_LARGE:
                 raise SinkError(
-                    f"a row for topic {place.topic} is {len(batch):,} bytes as a batch, more than the topic takes: "
-                    "raise its max.message.bytes"
+                    f"a row for topic {place.topic} is {len(batch):,} bytes as a batch, which exceeds the topic's "
+                    "max.message.bytes: increase it"
                 ) from None
             raise
         self._flying_of[place] -= 1

@@ -141,7 +141,7 @@ def write(options: SinkOptions, task: Task, tables: Iterator[pa.RecordBatch]) ->
 def _journal(client: KafkaClient, query: str) -> Journal:
     info = client.metadata([TOPIC]).topics.get(TOPIC)
     if info is None:
-        raise SinkError(f"topic {TOPIC} is gone, and with it what is known of query {query}")
+        raise SinkError(f"topic {TOPIC} was deleted: the state of query {query} is lost")
     # A topic that was deleted and made again has another id.
     key = (info.topic_id, query)
     journal = Journal(client, _SEEN.pop(key) if key in _SEEN else JournalState(query))
@@ -160,7 +160,7 @@ def _is_done(client: KafkaClient, journal: Journal, task: Task) -> bool:
     if newest > task.batch:
         raise SinkError(
             f"query {task.query} wrote batch {newest} before this batch {task.batch}: its checkpoint is older than "
-            "the topic; take the newest checkpoint, or a new one"
+            "the topic; use the newest checkpoint, or a new one"
         )
     if state.committed.get(task.number) == task.batch:
         return True
@@ -297,7 +297,7 @@ def _check_alone(
         return False
 
     fence(client, options, task.query, opened.values())
-    state = journal.read_until(is_alone, f"batch {task.batch}: another run of query {task.query} did not end")
+    state = journal.read_until(is_alone, f"batch {task.batch}: another run of query {task.query} has not ended")
     doubled = [number for number in sorted(opened) if state.committed.get(number) == task.batch]
     if doubled:
         raise SinkError(

@@ -173,8 +173,8 @@ class JournalState:
                     self.pending.append(Marker(int(task), int(record.value), producer, batch.base_offset))
             except (ValueError, TypeError, KeyError):
                 raise SinkError(
-                    f"the record at offset {record.offset} of {TOPIC} is none of the sink's: "
-                    "somebody else has written to that topic"
+                    f"the record at offset {record.offset} of {TOPIC} was not written by the sink: "
+                    "another program writes to this topic"
                 ) from None
 
 
@@ -218,7 +218,7 @@ class Journal:
         pause_s = _PAUSE_S
         while not is_settled(self.read_on()):
             if time.monotonic() > deadline:
-                raise SinkError(f"{what} in {self._client.settings.api_timeout_ms} ms; is the cluster well?")
+                raise SinkError(f"{what} in {self._client.settings.api_timeout_ms} ms; check the cluster")
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, _PAUSE_S_MAX)
         return self.state
@@ -256,8 +256,8 @@ def prepare(client: KafkaClient) -> None:
         return
     if len(info.partitions) < PARTITIONS:
         raise SinkError(
-            f"topic {TOPIC} has {len(info.partitions)} partitions, exactly_once needs {PARTITIONS}: "
-            "delete it, the sink makes it as it must be"
+            f"topic {TOPIC} has {len(info.partitions)} partitions, exactly_once requires {PARTITIONS}: "
+            "delete it, and the sink creates it again"
         )
     try:
         policy = client.describe_configs(ConfigKind.TOPIC, TOPIC)["cleanup.policy"].value
@@ -265,7 +265,7 @@ def prepare(client: KafkaClient) -> None:
         # Who may write to it may not always see how it is configured.
         return
     if policy != "compact":
-        raise SinkError(f"topic {TOPIC} has cleanup.policy={policy} and would forget: set it to compact")
+        raise SinkError(f"topic {TOPIC} has cleanup.policy={policy} and would lose state: set it to compact")
 
 
 def _now_ms() -> int:

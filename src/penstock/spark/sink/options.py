@@ -59,11 +59,11 @@ _CONNECTION: Final = (
     "ssl.truststore.location",
 )
 _REFUSED: Final = {
-    "key.serializer": "keys are bytes already: cast the column key to binary or string",
-    "value.serializer": "values are bytes already: cast the column value to binary or string",
-    "interceptor.classes": "there is no Java producer whose records could be intercepted",
-    "partitioner.class": "there is no Java producer; say where rows go in a column partition",
-    "transactional.id": "delivery=exactly_once makes its own transactional ids, one a task",
+    "key.serializer": "keys are written as bytes: cast the column key to binary or string",
+    "value.serializer": "values are written as bytes: cast the column value to binary or string",
+    "interceptor.classes": "the sink does not use a Java producer",
+    "partitioner.class": "the sink does not use a Java producer; set the column partition instead",
+    "transactional.id": "delivery=exactly_once creates its own transactional ids, one per task",
 }
 _WRITE_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _SLIP_OF_THE_PEN = 0.9
@@ -126,9 +126,9 @@ class SinkOptions:
         delivery = _delivery(given.get("delivery", Delivery.AT_LEAST_ONCE.value))
         write_id = given.get("writeid")
         if write_id is not None and _WRITE_ID.fullmatch(write_id) is None:
-            raise SinkError(f"writeId: {write_id!r} is not 1 to 200 letters, digits, dots, dashes and underscores")
+            raise SinkError(f"writeId: {write_id!r} must be 1 to 200 letters, digits, dots, dashes and underscores")
         if write_id is not None and delivery is not Delivery.EXACTLY_ONCE:
-            raise SinkError("writeId names a write that is done once: it needs delivery=exactly_once")
+            raise SinkError("writeId requires delivery=exactly_once")
         includes_headers = _boolean(given, "includeHeaders", default=True)
         acks = _acks(others, delivery)
         return cls(
@@ -155,9 +155,9 @@ def checked_columns(schema: StructType, topic: str | None, *, includes_headers: 
     kinds = {column.name: column.dataType for column in schema.fields}
     if "value" not in kinds:
         shown = ", ".join(kinds) or "none"
-        raise SinkError(f"there is no column value: the rows have {shown}; rename one, or build it (to_json, cast)")
+        raise SinkError(f"column value is missing: the columns are {shown}; rename one, or create it (to_json, cast)")
     if topic is None and "topic" not in kinds:
-        raise SinkError("no topic: set the option topic, or have a column topic")
+        raise SinkError("no topic: set the option topic, or add a column topic")
     wanted = [name for name in COLUMNS if name in kinds]
     if topic is not None and "topic" in wanted:
         wanted.remove("topic")
@@ -181,7 +181,7 @@ def _check_type(name: str, kind: DataType) -> None:
     else:
         fits, wanted = _is_headers(kind), "array<struct<key:string,value:binary>>"
     if not fits:
-        raise SinkError(f"the column {name} is {shown}, not {wanted}: cast it")
+        raise SinkError(f"column {name} is {shown}, not {wanted}: cast it")
 
 
 def _is_headers(kind: DataType) -> bool:
@@ -202,8 +202,8 @@ def _check_names(given: Mapping[str, str]) -> None:
         if name not in known and not name.startswith(PREFIX):
             by_lower = {one.lower(): one for one in (*_OWN, PREFIX + "bootstrap.servers")}
             near = difflib.get_close_matches(name, by_lower, 1)
-            hint = f"did you mean {by_lower[near[0]]}?" if near else f"it has {', '.join(_OWN)} and kafka.*"
-            raise SinkError(f"the sink has no option {name}: {hint}")
+            hint = f"did you mean {by_lower[near[0]]}?" if near else f"expected {', '.join(_OWN)} or kafka.*"
+            raise SinkError(f"unknown option {name}: {hint}")
 
 
 def _of_kafka(given: Mapping[str, str]) -> dict[str, str]:
@@ -214,7 +214,7 @@ def _of_kafka(given: Mapping[str, str]) -> dict[str, str]:
         if bare in _REFUSED:
             raise SinkError(f"{name} cannot be set: {_REFUSED[bare]}")
     if PREFIX + "bootstrap.servers" not in of_kafka:
-        raise SinkError("kafka.bootstrap.servers is missing: host:port, or several with commas between them")
+        raise SinkError("kafka.bootstrap.servers is required: host:port, or several separated by commas")
     try:
         others = KafkaSettings.of_options(of_kafka).others
     except KafkaError as error:
@@ -222,7 +222,7 @@ def _of_kafka(given: Mapping[str, str]) -> dict[str, str]:
     for bare in others:
         near = difflib.get_close_matches(bare, (*_PRODUCER, *_CONNECTION), 1, _SLIP_OF_THE_PEN)
         if near and bare not in _PRODUCER:
-            raise SinkError(f"Kafka has no setting {bare}: did you mean {PREFIX}{near[0]}?")
+            raise SinkError(f"unknown Kafka setting {bare}: did you mean {PREFIX}{near[0]}?")
     return of_kafka
 
 
@@ -253,7 +253,7 @@ def _acks(others: Mapping[str, str], delivery: Delivery) -> int:
         raise SinkError(f"kafka.acks: {text!r} is not all, 1 or 0")
     acks = _ACKS[text]
     if delivery is Delivery.EXACTLY_ONCE and acks != _ALL:
-        raise SinkError(f"kafka.acks={text}: delivery=exactly_once needs acks=all")
+        raise SinkError(f"kafka.acks={text}: delivery=exactly_once requires acks=all")
     return acks
 
 
@@ -262,7 +262,7 @@ def _idempotence(others: Mapping[str, str], delivery: Delivery) -> bool:
     if text not in ("true", "false"):
         raise SinkError(f"kafka.enable.idempotence: {text!r} is neither true nor false")
     if text == "false" and delivery is Delivery.EXACTLY_ONCE:
-        raise SinkError("kafka.enable.idempotence=false: delivery=exactly_once cannot do without")
+        raise SinkError("delivery=exactly_once requires kafka.enable.idempotence=true")
     return text == "true"
 
 
@@ -284,12 +284,12 @@ def _transaction_timeout(others: Mapping[str, str], delivery: Delivery) -> int |
     if "transaction.timeout.ms" not in others:
         return None
     if delivery is not Delivery.EXACTLY_ONCE:
-        raise SinkError("kafka.transaction.timeout.ms: there are transactions only with delivery=exactly_once")
+        raise SinkError("kafka.transaction.timeout.ms requires delivery=exactly_once")
     return _number(others, "transaction.timeout.ms", 1)
 
 
 def _number(others: Mapping[str, str], name: str, lowest: int) -> int:
     text = others[name].strip()
     if not text.isdecimal() or not 0 <= int(text) < 1 << 31:
-        raise SinkError(f"kafka.{name}: {text!r} is not a whole number below 2^31")
+        raise SinkError(f"kafka.{name}: {text!r} is not an integer below 2^31")
     return max(int(text), lowest)

@@ -1,9 +1,9 @@
 """Which partition each row goes to, and the rows of each partition as Arrow columns of their own.
 
 A row goes where its column `partition` says; without that, a row with a key goes where Kafka's own producers put the key
-(murmur2, KIP-98's Java client), so that a topic written from Spark and from elsewhere keeps a key in one partition; a row
-without a key goes where its neighbours go, partition after partition, a batch's worth each (KIP-480). Order is kept among
-the rows of one partition.
+(murmur2, as Java's default partitioner), so that a topic written from Spark and from elsewhere keeps a key in one
+partition; a row without a key goes where its neighbours go, partition after partition, a batch's worth each (KIP-480).
+Order is kept among the rows of one partition.
 
 Nothing here sends anything: how many partitions a topic has is asked of the caller.
 """
@@ -75,7 +75,7 @@ class Router:
             return [self._topic], None
         column = rows.column("topic")
         if column.null_count:
-            raise SinkError("a row has no topic: fill the column topic, or set the option topic")
+            raise SinkError("a row has no topic: set it in the column topic or with the option topic")
         coded = column.dictionary_encode()
         names: list[str] = coded.dictionary.to_pylist()
         if len(names) == 1:
@@ -120,8 +120,8 @@ class Router:
             row = int(wrong[0])
             topic = names[0 if codes is None else int(codes[row])]
             raise SinkError(
-                f"a row asks for partition {told[row]} of {topic}, which has 0 to {of_topic[row] - 1}: "
-                "mend the column partition, or leave it null"
+                f"partition {told[row]} of a row does not exist: {topic} has partitions 0 to {of_topic[row] - 1}; "
+                "correct the column partition, or leave it null"
             )
         partitions[is_told] = told[is_told]
 
@@ -143,9 +143,9 @@ def partitions_of(metadata: Callable[[str], Any]) -> Callable[[str], int]:
         except KafkaError as error:
             if error.name != "INVALID_TOPIC_EXCEPTION":
                 raise
-            raise SinkError(f"{topic!r} is no name that a topic can have") from None
+            raise SinkError(f"{topic!r} is not a valid topic name") from None
         if info is None or not info.partitions:
-            raise SinkError(f"topic {topic} does not exist: make it first, with `penstock topics create {topic}`")
+            raise SinkError(f"topic {topic} does not exist: create it with `penstock topics create {topic}`")
         return len(info.partitions)
 
     return count

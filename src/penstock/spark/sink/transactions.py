@@ -43,12 +43,12 @@ def finish(client: KafkaClient, journal: Journal, decision: Decision, tasks: Ite
                 raise
     journal.read_until(
         lambda state: not any(state.is_pending(opened) for opened in todo),
-        f"the transactions of batch {decision.batch} did not end",
+        f"the transactions of batch {decision.batch} have not ended",
     )
 
 
 def fence(client: KafkaClient, options: SinkOptions, query: str, keep: Iterable[Opened]) -> None:
-    """Abort every open transaction of the query but these, and lock out who opened it."""
+    """Abort every open transaction of the query but these, and fence the producer that opened it."""
     kept = {one.transactional_id for one in keep}
     of_query = re.compile(re.escape(query) + r"-\d+-\d+")
     try:
@@ -111,5 +111,5 @@ def explained(options: SinkOptions) -> Iterator[None]:
 
 def _too_long(asked_ms: int, allowed: str) -> SinkError:
     return SinkError(
-        f"kafka.transaction.timeout.ms={asked_ms}: the broker allows {allowed} (its {_TIMEOUT}); ask for no more"
+        f"kafka.transaction.timeout.ms={asked_ms}: the broker allows at most {allowed} ({_TIMEOUT}); use a smaller value"
     )

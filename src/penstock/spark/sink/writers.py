@@ -40,7 +40,7 @@ ONLY_BATCH = 0
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
     """For `df.write`; raises SinkError for what can be known before a row is written."""
     if overwrite:
-        raise SinkError('mode("overwrite"): a topic is only ever added to; use mode("append")')
+        raise SinkError('mode("overwrite") is not supported: a topic can only be appended to; use mode("append")')
     known = checked(SinkOptions.of(options, schema))
     return ExactlyOnceBatchWriter(known) if known.is_exactly_once else BatchWriter(known)
 
@@ -50,7 +50,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     with Spark's Kafka sink."""
     known = SinkOptions.of(options, schema)
     if known.write_id is not None:
-        raise SinkError("writeId is for batch writes: a stream is known by its checkpoint")
+        raise SinkError("writeId is for batch writes only: a stream is identified by its checkpoint")
     known = checked(known)
     return ExactlyOnceStreamWriter(known) if known.is_exactly_once else StreamWriter(known)
 
@@ -76,9 +76,11 @@ def told(options: SinkOptions) -> Iterator[None]:
     except KafkaError as error:
         servers = ",".join(str(address) for address in options.settings.bootstrap)
         if error.name == "BROKER_NOT_AVAILABLE":
-            text = f"{error.text}; is the broker running, and is kafka.bootstrap.servers={servers} right?"
+            text = (
+                f"{error.text}; check that the broker is running and that kafka.bootstrap.servers={servers} is correct"
+            )
         else:
-            text = f"the cluster at {servers} answered {error}"
+            text = f"error from the cluster at {servers}: {error}"
         raise SinkError(text) from None
 
 
@@ -168,7 +170,9 @@ class ExactlyOnceStreamWriter(DataSourceStreamArrowWriter):
         context = _context()
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if query is None or batch is None:
-            raise SinkError(f"this Spark does not tell a task its query and batch ({QUERY_ID}, {BATCH_ID})")
+            raise SinkError(
+                f"this version of Spark does not provide the query and batch of a task ({QUERY_ID}, {BATCH_ID})"
+            )
         task = exactly_once.Task(query, int(batch), context.partitionId(), context.attemptNumber())
         with told(self.options):
             return exactly_once.write(self.options, task, iterator)

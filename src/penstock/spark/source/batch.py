@@ -42,7 +42,7 @@ class BatchSource(DataSourceReader):
         try:
             places = topics.partitions()
             if not places:
-                log.warning("no topic matches subscribePattern: there is nothing to read")
+                log.warning("no topic matches subscribePattern: nothing to read")
             starts = topics.start(options.starting or Edge.EARLIEST, places).offsets
             ends = topics.end(options.ending or Edge.LATEST, places)
             starts, ends = self._in_range(topics, places, starts, ends)
@@ -62,12 +62,14 @@ class BatchSource(DataSourceReader):
         for where in places:
             if isinstance(options.starting, AtOffsets) and isinstance(options.ending, AtOffsets):
                 if starts[where] > ends[where]:
-                    raise SourceError(f"{where}: startingOffsets={starts[where]} is behind endingOffsets={ends[where]}")
+                    raise SourceError(
+                        f"{where}: startingOffsets ({starts[where]}) is after endingOffsets ({ends[where]})"
+                    )
             for option, offset in (("startingOffsets", starts[where]), ("endingOffsets", ends[where])):
                 if not first[where] <= offset <= last[where]:
                     lost(
-                        f"{where}: {option} asks for offset {offset}, and the log goes from {first[where]} "
-                        f"to before {last[where]}",
+                        f"{where}: {option} ({offset}) is out of range: the log starts at {first[where]} "
+                        f"and ends at {last[where]}",
                         options.fail_on_data_loss,
                     )
             ends[where] = max(first[where], min(ends[where], last[where]))
@@ -83,14 +85,14 @@ def _check(options: SourceOptions) -> None:
     """What a batch cannot do, whatever the cluster says."""
     starting, ending = options.starting, options.ending
     if starting is Edge.LATEST or (isinstance(starting, AtOffsets) and LATEST_OFFSET in starting.offsets.values()):
-        raise SourceError("startingOffsets=latest (or -1) leaves a batch nothing to read: it is for streams")
+        raise SourceError("startingOffsets=latest (or -1) is for streams: a batch would read nothing")
     if ending is Edge.EARLIEST or (isinstance(ending, AtOffsets) and EARLIEST_OFFSET in ending.offsets.values()):
-        raise SourceError("endingOffsets=earliest (or -2) leaves a batch nothing to read")
+        raise SourceError("endingOffsets=earliest (or -2) is not supported: a batch would read nothing")
     if isinstance(starting, AtTimestamp) and isinstance(ending, AtTimestamp):
         if starting.timestamp_ms > ending.timestamp_ms:
             raise SourceError(
-                f"startingTimestamp={starting.timestamp_ms} is later than endingTimestamp={ending.timestamp_ms}"
+                f"startingTimestamp ({starting.timestamp_ms}) is after endingTimestamp ({ending.timestamp_ms})"
             )
     unused = [name for name in options.given if name in _OF_STREAMS]
     if unused:
-        log.warning("%s only counts in streams: a batch reads all of its range", ", ".join(unused))
+        log.warning("%s is ignored: it applies to streams only", ", ".join(unused))

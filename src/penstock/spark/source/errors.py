@@ -28,15 +28,15 @@ class DataLost(SourceError):
 def lost(text: str, fails: bool) -> None:
     """Raise DataLost, or with failOnDataLoss=false say so in the log and let the caller go on."""
     if fails:
-        raise DataLost(f"{text}; the option failOnDataLoss=false reads on with what is there")
-    log.warning("%s; going on with what is there, as failOnDataLoss=false says", text)
+        raise DataLost(f"{text}; set failOnDataLoss=false to continue with the available records")
+    log.warning("%s; continuing with the available records (failOnDataLoss=false)", text)
 
 
 def recreated(topic: str, known: str, now: str) -> str:
     """The message for a topic whose id has changed."""
     return (
-        f"topic {topic} was deleted and created again: its id was {known} and is now {now}, and the unread "
-        "records of the old topic are lost"
+        f"topic {topic} was deleted and created again: its id was {known} and is now {now}; unread records of the old topic "
+        "are lost"
     )
 
 
@@ -48,7 +48,9 @@ def explained(settings: KafkaSettings) -> Iterator[None]:
     except KafkaError as error:
         servers = ",".join(str(address) for address in settings.bootstrap)
         if error.error_code is ErrorCode.broker_not_available:
-            text = f"{error.text}; is the broker running, and is kafka.bootstrap.servers={servers} right?"
+            text = (
+                f"{error.text}; check that the broker is running and that kafka.bootstrap.servers={servers} is correct"
+            )
         else:
-            text = f"the cluster at {servers} answered {error}"
+            text = f"error from the cluster at {servers}: {error}"
         raise SourceError(text) from None

@@ -58,13 +58,13 @@ KNOWN: Final = (
 )
 _OF_THE_SINK: Final = ("topic", "delivery", "writeId")
 _REFUSED: Final = {
-    "auto.offset.reset": "startingOffsets says where to begin",
+    "auto.offset.reset": "use startingOffsets",
     "key.deserializer": "keys are binary columns; cast or parse them in the query",
     "value.deserializer": "values are binary columns; cast or parse them in the query",
-    "key.serializer": "it is a producer's",
-    "value.serializer": "it is a producer's",
-    "enable.auto.commit": "Spark's checkpoint keeps the place of a query",
-    "interceptor.classes": "there is no Java consumer here",
+    "key.serializer": "it is a producer setting",
+    "value.serializer": "it is a producer setting",
+    "enable.auto.commit": "Spark's checkpoint stores the offsets of a query",
+    "interceptor.classes": "the source does not use a Java consumer",
 }
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _TIME = re.compile(r"(\d{1,15})\s*(us|ms|s|min|m|h|d)?")
@@ -168,14 +168,14 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     way = read.one_of("read", ReadWay, ReadWay.AUTO)
     if way is ReadWay.SEGMENTS and isolation is Isolation.READ_UNCOMMITTED:
         raise SourceError(
-            "read=segments gives committed records only; take kafka.isolation.level=read_committed or read=wire"
+            "read=segments returns committed records only; set kafka.isolation.level=read_committed or read=wire"
         )
     offsets_min, offsets_max = read.count("minOffsetsPerTrigger"), read.count("maxOffsetsPerTrigger")
     if offsets_min is not None and offsets_max is not None and offsets_min > offsets_max:
-        raise SourceError(f"minOffsetsPerTrigger={offsets_min} is more than maxOffsetsPerTrigger={offsets_max}")
+        raise SourceError(f"minOffsetsPerTrigger ({offsets_min}) exceeds maxOffsetsPerTrigger ({offsets_max})")
     strategy = read.text("startingOffsetsByTimestampStrategy") or "error"
     if strategy.lower() not in ("error", "latest"):
-        raise SourceError(f"startingOffsetsByTimestampStrategy={strategy} is neither error nor latest")
+        raise SourceError(f"startingOffsetsByTimestampStrategy={strategy} is not error or latest")
     return SourceOptions(
         subscription=_subscription(read),
         settings=settings,
@@ -215,7 +215,7 @@ class _Options:
         """None when it is not there; an option without text is a mistake."""
         text = self._options.get(name.lower())
         if text is not None and not text.strip():
-            raise SourceError(f"the option {name} is empty")
+            raise SourceError(f"option {name} is empty")
         return None if text is None else text.strip()
 
     def number(self, name: str, default: int, *, lowest: int) -> int:
@@ -227,7 +227,7 @@ class _Options:
         except ValueError:
             number = lowest - 1
         if not lowest <= number < 1 << 63:
-            raise SourceError(f"{name}={text} is not a whole number of {lowest} or more")
+            raise SourceError(f"{name}={text} is not an integer of at least {lowest}")
         return number
 
     def count(self, name: str) -> int | None:
@@ -248,7 +248,7 @@ class _Options:
         try:
             return kind(text.lower())
         except ValueError:
-            raise SourceError(f"{name}={text} is none of {', '.join(one.value for one in kind)}") from None
+            raise SourceError(f"{name}={text} is not one of {', '.join(one.value for one in kind)}") from None
 
     def time_ms(self, name: str, default: int) -> int:
         text = self.text(name)
@@ -256,7 +256,7 @@ class _Options:
             return default
         match = _TIME.fullmatch(text.lower())
         if match is None:
-            raise SourceError(f"{name}={text} is not a time such as 500ms, 30s, 15m, 1h")
+            raise SourceError(f"{name}={text} is not a duration such as 500ms, 30s, 15m or 1h")
         number, unit = int(match[1]), match[2] or "ms"
         return number // 1_000 if unit == "us" else number * _UNITS_MS[unit]
 
@@ -268,13 +268,13 @@ def _check_names(own: Mapping[str, str], client: Mapping[str, str]) -> None:
         if name in known:
             continue
         if name in of_the_sink:
-            raise SourceError(f"the option {name} is of a write; a read takes subscribe, subscribePattern or assign")
+            raise SourceError(f"option {name} is for writes; use subscribe, subscribePattern or assign")
         if name in ("path", "paths"):
-            raise SourceError("load() takes no path here: name the topics with the option subscribe")
-        raise SourceError(f"the option {name} is not known{_nearest(name, known)}")
+            raise SourceError("load() does not accept a path: set the option subscribe to the topics")
+        raise SourceError(f"unknown option {name}{_nearest(name, known)}")
     for name, reason in _REFUSED.items():
         if name in client:
-            raise SourceError(f"the option {PREFIX}{name} cannot be set: {reason}")
+            raise SourceError(f"option {PREFIX}{name} cannot be set: {reason}")
 
 
 def _nearest(name: str, known: Mapping[str, str]) -> str:
@@ -286,17 +286,17 @@ def _nearest(name: str, known: Mapping[str, str]) -> str:
 
 def _settings(client: Mapping[str, str]) -> KafkaSettings:
     if "bootstrap.servers" not in client:
-        raise SourceError("the option kafka.bootstrap.servers is missing: host:port of a broker, several with commas")
+        raise SourceError("option kafka.bootstrap.servers is required: host:port, or several separated by commas")
     try:
         return KafkaSettings.of_options(client)
     except KafkaError as error:
-        raise SourceError(f"an option of kafka.* cannot be used: {error.text}") from None
+        raise SourceError(f"invalid kafka.* option: {error.text}") from None
 
 
 def _isolation(text: str) -> Isolation:
     found = _ISOLATIONS.get(text.strip().lower())
     if found is None:
-        raise SourceError(f"kafka.isolation.level={text} is none of {', '.join(_ISOLATIONS)}")
+        raise SourceError(f"kafka.isolation.level={text} is not one of {', '.join(_ISOLATIONS)}")
     return found
 
 
@@ -311,23 +311,23 @@ def _subscription(read: _Options) -> Subscription:
     names = ("assign", "subscribe", "subscribePattern")
     given = {name: text for name in names if (text := read.text(name)) is not None}
     if len(given) != 1:
-        what = " and ".join(given) + " are set" if given else "no topic is named"
+        what = " and ".join(given) + " are set" if given else "no topic is set"
         raise SourceError(f"{what}: set exactly one of subscribe, subscribePattern and assign")
     ((name, text),) = given.items()
     if name == "subscribe":
         topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
         if not topics:
-            raise SourceError(f"subscribe={text} names no topic")
+            raise SourceError(f"subscribe={text} contains no topic")
         return Subscribed(topics)
     if name == "subscribePattern":
         try:
             return Matching(re.compile(text))
         except re.error as error:
-            raise SourceError(f"subscribePattern={text} is no regular expression: {error}") from None
+            raise SourceError(f"subscribePattern={text} is not a regular expression: {error}") from None
     try:
         return Assigned(tuple(partitions_of_text(text)))
     except ValueError as error:
-        raise SourceError(f'assign={text}: {error}; it takes the form {{"topic":[0,1]}}') from None
+        raise SourceError(f'assign={text}: {error}; expected the form {{"topic":[0,1]}}') from None
 
 
 def _bound(read: _Options, side: str) -> Bound | None:
@@ -341,7 +341,7 @@ def _bound(read: _Options, side: str) -> Bound | None:
             return AtTimestamps(of_text(text))
         except ValueError as error:
             raise SourceError(
-                f'{name}={text}: {error}; it takes milliseconds by partition: {{"topic":{{"0":1700000000000}}}}'
+                f'{name}={text}: {error}; expected milliseconds per partition: {{"topic":{{"0":1700000000000}}}}'
             ) from None
     name = f"{side}Offsets"
     text = read.text(name)
@@ -353,5 +353,5 @@ def _bound(read: _Options, side: str) -> Bound | None:
         return AtOffsets(of_text(text, EARLIEST_OFFSET))
     except ValueError as error:
         raise SourceError(
-            f'{name}={text}: {error}; it takes earliest, latest, or offsets by partition: {{"topic":{{"0":42}}}}'
+            f'{name}={text}: {error}; expected earliest, latest, or offsets per partition: {{"topic":{{"0":42}}}}'
         ) from None

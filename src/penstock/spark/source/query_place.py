@@ -62,7 +62,7 @@ class QueryPlace:
             self._topics.client.commit_offsets(group, commits)
         except KafkaError as error:
             raise SourceError(
-                f"the start of the query cannot be kept under kafka.group.id={group}: {_reason(error)}"
+                f"cannot store the start offsets of the query in kafka.group.id={group}: {_reason(error)}"
             ) from None
 
     def advance(self, offsets: Offsets) -> None:
@@ -86,5 +86,5 @@ def _commits(offsets: Mapping[TopicPartition, int], note: str) -> dict[tuple[str
 
 def _reason(error: KafkaError) -> str:
     if error.error_code is ErrorCode.unknown_member_id:
-        return "it has members; a query needs a group of its own"
+        return "the group has members; a query requires a group of its own"
     return str(error)

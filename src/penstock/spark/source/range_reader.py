@@ -47,7 +47,7 @@ def tasks_of(
     if ranges and options.read is not ReadWay.WIRE and options.isolation is Isolation.READ_COMMITTED:
         dirs = (options.segments_dir,) if options.segments_dir else topics.data_dirs()
         if not dirs and options.read is ReadWay.SEGMENTS:
-            raise SourceError("read=segments: the cluster does not say where its logs are; set segments.dir")
+            raise SourceError("read=segments: the cluster does not report its log directories; set segments.dir")
     known = topics.topic_ids() if ids is None else ids
     return [Task(one, dirs, known.get(one.topic)) for one in ranges]
 
@@ -78,7 +78,7 @@ class RangeReader:
             for batch in self._read(task):
                 yield batch if batch.schema.equals(self.schema) else batch.cast(self.schema)
         except BatchError as error:
-            raise SourceError(f"{task.work.topic}-{task.work.partition}: a batch is damaged: {error}") from None
+            raise SourceError(f"{task.work.topic}-{task.work.partition}: corrupt batch: {error}") from None
 
     def _read(self, task: Task) -> Iterator[pa.RecordBatch]:
         work, columns = task.work, self.schema.names
@@ -97,6 +97,6 @@ class RangeReader:
                 return
             raise SourceError(
                 f"read=segments: {work.topic}-{work.partition} of this cluster is not in {', '.join(task.data_dirs)} "
-                "as this executor sees it; set segments.dir to the broker's data directory, or read=auto"
+                "on this executor; set segments.dir to the broker's data directory, or read=auto"
             )
         yield from self.wire.read(work, columns, task.topic_id)

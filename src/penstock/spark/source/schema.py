@@ -42,26 +42,26 @@ def columns_of(schema: StructType, include_headers: bool | None) -> tuple[str, .
     """The columns to build, in their order; raises SourceError for one that a topic does not have."""
     names = schema.fieldNames()
     if not names:
-        raise SourceError("the schema has no column: name at least one of " + ", ".join(TYPES))
+        raise SourceError("the schema has no columns: use at least one of " + ", ".join(TYPES))
     for name in names:
         if name not in TYPES:
             same = next((known for known in TYPES if known.lower() == name.lower()), None)
-            hint = f"; did you mean {same}?" if same else f", only {', '.join(TYPES)}"
-            raise SourceError(f"the schema has a column {name}, and a topic has none of that name{hint}")
+            hint = f"; did you mean {same}?" if same else f"; the columns of a topic are {', '.join(TYPES)}"
+            raise SourceError(f"the schema has an unknown column {name}{hint}")
         if names.count(name) > 1:
-            raise SourceError(f"the schema has the column {name} twice")
+            raise SourceError(f"the schema has a duplicate column {name}")
         found, right = schema[name].dataType, TYPES[name]
         if found.simpleString() != right.simpleString():
             raise SourceError(
-                f"the schema says that {name} is {found.simpleString()}, but a topic's is {right.simpleString()}: "
-                "read it as that, and cast it or parse it after load()"
+                f"the schema declares {name} as {found.simpleString()}, but it is {right.simpleString()}: "
+                "declare it as that, and cast or parse it after load()"
             )
         if found != right:
-            raise SourceError(f"the schema says that something in {name} is never null, but it may be")
+            raise SourceError(f"the schema declares a part of {name} as not null, but it may be null")
         if not schema[name].nullable and name in ("key", "value", "headers"):
-            raise SourceError(f"the schema says that {name} is never null, but a record may have none")
+            raise SourceError(f"the schema declares {name} as not null, but it may be null")
     if "headers" in names and include_headers is False:
-        raise SourceError("the schema names headers, and includeHeaders=false leaves them out: set it to true")
+        raise SourceError("the schema has headers, but includeHeaders=false excludes them: set it to true")
     return tuple(names)
 
 

@@ -80,7 +80,12 @@ class _Batches:
         try:
             yield from self._read()
         except OSError as error:
-            log.info("%s from offset %d on goes over the wire: %s", self._folder.name, self.reached, error)
+            log.info(
+                "%s: reading from offset %d over the network instead of from files: %s",
+                self._folder.name,
+                self.reached,
+                error,
+            )
 
     def _read(self) -> Iterator[Batch]:
         snapshot = settled_segments(self._folder)

@@ -45,7 +45,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.ending is not None:
             name = next(name for name in options.given if name.startswith("ending"))
             raise SourceError(
-                f"{name} is for batches: a stream ends when it is stopped, or with the trigger availableNow"
+                f"{name} is for batches only: a stream ends when it is stopped, or with the trigger availableNow"
             )
         self._options = options
         self._reader = RangeReader.of(options, schema)
@@ -94,8 +94,8 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_made_up = resolved.at_log_end
             if self._is_made_up:
                 log.warning(
-                    "the query begins at the end of %s, and nothing keeps where that is until its first batch is through: "
-                    "set kafka.group.id to a name of its own, and a crash in that batch loses nothing",
+                    "the query starts at the end of %s, and its start offsets are not stored until the first batch is "
+                    "committed: set kafka.group.id to a group of its own to lose nothing if the first batch fails",
                     shown(self._is_made_up),
                 )
         return offsets
@@ -105,8 +105,8 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for where in places:
             if not first[where] <= offsets[where] <= last[where]:
                 lost(
-                    f"{where}: startingOffsets asks for offset {offsets[where]}, and the log goes from {first[where]} "
-                    f"to before {last[where]}",
+                    f"{where}: startingOffsets ({offsets[where]}) is out of range: the log starts at {first[where]} "
+                    f"and ends at {last[where]}",
                     self._options.fail_on_data_loss,
                 )
         return {where: min(max(offsets[where], first[where]), last[where]) for where in places}
@@ -144,8 +144,8 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for where, end in ends.items():
             if end < starts[where]:
                 lost(
-                    f"{where}: the query is at offset {starts[where]}, and the log ends at {end}: "
-                    "it was cut, or the topic made anew",
+                    f"{where}: the query is at offset {starts[where]}, but the log ends at {end}: "
+                    "it was truncated, or the topic was created again",
                     self._options.fail_on_data_loss,
                 )
         planned = self._limited(starts, ends, limit)
@@ -200,8 +200,8 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_replayed = ends != self._planned
         if is_replayed and self._planned is None and starts == self._initial and self._is_made_up:
             raise SourceError(
-                "the query stopped in its first batch, and where it had begun was not kept: startingOffsets=latest is "
-                "another offset now, and records would be lost; delete the checkpoint to begin anew, with kafka.group.id set"
+                "the query stopped in its first batch and its start offsets were not stored: startingOffsets=latest would "
+                "now be another offset and lose records; delete the checkpoint and start again with kafka.group.id set"
             )
         now = self._topics.topic_ids_now({where.topic for where in ends})
         ends = _without(ends, self._recreated(ids, now))
@@ -235,16 +235,19 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         added = self._topics.earliest(ends.keys() - starts.keys())
         for where, offset in sorted(added.items()):
             if offset > 0:
-                lost(f"{where} is new and begins at offset {offset}, not at 0", self._options.fail_on_data_loss)
+                lost(f"new partition {where} starts at offset {offset} instead of 0", self._options.fail_on_data_loss)
         return {**starts, **added}
 
     def _check_range(self, where: TopicPartition, start: int, end: int, first: int, last: int) -> None:
         if start > end:
-            text = f"{where}: the batch begins at offset {start} and ends before that, at {end}"
+            text = f"{where}: the batch starts at offset {start} but ends at {end}"
         elif start < first and start < end:
-            text = f"{where}: offsets {start} to {min(first, end) - 1} are gone, the log begins at {first} now"
+            text = f"{where}: offsets {start} to {min(first, end) - 1} were deleted, the log now starts at {first}"
         elif end > last:
-            text = f"{where}: the batch ends at offset {end}, and the log at {last}: it was cut, or the topic made anew"
+            text = (
+                f"{where}: the batch ends at offset {end}, but the log at {last}: "
+                "it was truncated, or the topic was created again"
+            )
         else:
             return
         lost(text, self._options.fail_on_data_loss)
@@ -252,7 +255,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_gone(self, known: Mapping[TopicPartition, int], there: Any) -> None:
         gone = [where for where in known if where not in there]
         if gone:
-            lost(f"{shown(gone)} was read and is not there any more", self._options.fail_on_data_loss)
+            lost(f"{shown(gone)} was read and no longer exists", self._options.fail_on_data_loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._reader.read(partition) if isinstance(partition, Task) else iter(())

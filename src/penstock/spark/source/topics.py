@@ -84,7 +84,7 @@ class Topics:
                 except KafkaError as error:
                     if not error.retriable:
                         raise
-                    log.warning("%s; asking again", error)
+                    log.warning("%s; retrying", error)
                     time.sleep(self._options.offset_retry_pause_ms / 1_000)
             return question(self.client)
 
@@ -131,7 +131,9 @@ class Topics:
             if missing and not may_be_missing:
                 first = min(missing)
                 count = len(info.topics[first.topic].partitions)
-                raise SourceError(f"assign names partition {first}, but the topic has {count}: 0 to {count - 1}")
+                raise SourceError(
+                    f"assign: partition {first} does not exist; the topic has partitions 0 to {count - 1}"
+                )
             return sorted(set(subscription.partitions) - missing)
         if isinstance(subscription, Subscribed):
             return sorted(there)
@@ -145,7 +147,7 @@ class Topics:
             return
         servers = ",".join(str(address) for address in self._options.settings.bootstrap)
         names = ", ".join(repr(name) for name in sorted(missing))
-        raise SourceError(f"{servers} has no topic {names}: create it, or see whether the name is right")
+        raise SourceError(f"{servers} has no topic {names}: create it, or check the name")
 
     # ------------------------------------------------------------------------------------------------ offsets
 
@@ -187,8 +189,8 @@ class Topics:
         unmatched = timestamps_ms.keys() - found.keys()
         if unmatched and not self._options.begins_at_end_if_unmatched:
             raise SourceError(
-                f"no record of {_few(unmatched)} is as young as {option} says; "
-                "startingOffsetsByTimestampStrategy=latest begins at the end instead"
+                f"{_few(unmatched)} has no record at or after {option}; "
+                "set startingOffsetsByTimestampStrategy=latest to start at the end"
             )
         return Resolved({**found, **self.latest(unmatched)}, frozenset(unmatched))
 
@@ -231,7 +233,7 @@ class Topics:
                 if entry is not None and entry.value:
                     found.update(dict.fromkeys(path.strip() for path in entry.value.split(",") if path.strip()))
         except KafkaError as error:
-            log.debug("the cluster does not say where its logs are: %s", error)
+            log.debug("the cluster does not report its log directories: %s", error)
         self._data_dirs = tuple(found)
         return self._data_dirs
 
@@ -256,9 +258,11 @@ def _ids(info: ClusterInfo) -> TopicIds:
 def _check_complete(given: Iterable[TopicPartition], places: list[TopicPartition], option: str) -> None:
     missing, unknown = set(places) - set(given), set(given) - set(places)
     if missing:
-        raise SourceError(f"{option} says nothing of {_few(missing)}: name every partition, -2 is earliest, -1 latest")
+        raise SourceError(
+            f"{option} has no entry for {_few(missing)}: list every partition; -2 is earliest, -1 is latest"
+        )
     if unknown:
-        raise SourceError(f"{option} names {_few(unknown)}, which is not among the partitions that are read")
+        raise SourceError(f"{option} contains {_few(unknown)}, which is not read")
 
 
 def _few(places: Iterable[TopicPartition]) -> str:

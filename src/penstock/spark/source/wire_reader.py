@@ -101,8 +101,8 @@ class WireReader:
                 return
             elif time.monotonic() >= deadline:
                 raise SourceError(
-                    f"{where}: nothing came from offset {at} on in {self.poll_timeout_ms} ms, and {work.end} is the end of "
-                    "what was asked for; kafkaConsumer.pollTimeoutMs is how long to wait"
+                    f"{where}: no records from offset {at} within {self.poll_timeout_ms} ms; the range ends at {work.end}; "
+                    "increase kafkaConsumer.pollTimeoutMs to wait longer"
                 )
             if at < work.end:
                 if batches:
@@ -140,9 +140,12 @@ class WireReader:
         first = client.list_offsets({where: EARLIEST}, self.isolation)[where].offset or 0
         last = client.list_offsets({where: LATEST}, self.isolation)[where].offset or 0
         if at > last:
-            text = f"{where}: offset {at} was asked for, and the log ends at {last}: it was cut, or the topic made anew"
+            text = (
+                f"{where}: offset {at} was requested, but the log ends at {last}: "
+                "it was truncated, or the topic was created again"
+            )
         else:
-            text = f"{where}: offsets {at} to {min(first, work.end) - 1} are gone, the log begins at {first} now"
+            text = f"{where}: offsets {at} to {min(first, work.end) - 1} were deleted, the log now starts at {first}"
         lost(text, self.fail_on_data_loss)
         return work.end if at > last else max(first, at)
 
@@ -151,7 +154,7 @@ def _sound(fetched: Fetched, where: TopicPartition) -> list[Batch]:
     try:
         return list(whole_batches(fetched.records))
     except BatchError as error:
-        raise SourceError(f"{where}: the broker sent a batch that is not sound: {error}") from None
+        raise SourceError(f"{where}: the broker sent a corrupt batch: {error}") from None
 
 
 def _take(settings: KafkaSettings) -> KafkaClient:
