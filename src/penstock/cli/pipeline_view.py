@@ -117,7 +117,7 @@ class LiveTable:
         table = Table(box=box.SIMPLE_HEAD, title=self._pipeline, title_justify="left")
         for head in ("flow", "state"):
             table.add_column(head, overflow="fold")
-        for head in ("batch", "rows", "rows/s", "lag", "duration"):
+        for head in ("batch", "rows", "rows/s", "lag", "time"):
             table.add_column(head, justify="right")
         for name, row in self._rows.items():
             cells = [Text(name), Text(row.state)]
