@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -19,7 +20,7 @@ from penstock.broker.catalogue import TopicEntry
 from penstock.broker.embedded import EngineSettings
 from penstock.broker.engine import NewTopic, TopicResult
 from penstock.broker.opening import open_partitions
-from penstock.broker.topics import Topics
+from penstock.broker.topics import MAKERS, Topics
 from penstock.model import limits
 from penstock.model.errors import Fault, StartError
 from penstock.model.ids import TopicName, TopicPartition
@@ -390,7 +391,36 @@ def test_request_for_many_topics_lets_other_requests_run(tmp_path: Path, what: s
     asyncio.run(run())
 
 
-def test_topic_named_twice_is_refused_each_time(tmp_path: Path) -> None:
+def test_partitions_are_made_a_few_at_a_time_with_the_loop_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(SimulatedDisk(tmp_path))
+    begun: list[str] = []
+    first, too_many = threading.Event(), threading.Event()
+    create_log = broker.directory.create_log
+
+    def counted(name: str, *args: Any) -> PartitionLog:
+        begun.append(name)
+        first.set()
+        if len(begun) > MAKERS:
+            too_many.set()
+        return create_log(name, *args)
+
+    monkeypatch.setattr(broker.directory, "create_log", counted)
+
+    async def create() -> None:
+        creating = asyncio.create_task(broker.topics.create([NewTopic("t", 5 * MAKERS)], validate_only=False))
+        await asyncio.to_thread(first.wait)
+        # The loop is busy: nothing more is begun before it has had its turn.
+        assert not too_many.wait(0.3)
+        assert (await creating)[0].fault is Fault.NONE
+
+    asyncio.run(create())
+    assert len(begun) == 5 * MAKERS
+    crash(broker.directory)
+
+
+def test_a_topic_that_is_named_twice_is_refused_each_time(tmp_path: Path) -> None:
     async def run() -> None:
         async with engine_on(tmp_path, Disk(), topic=None, flush="os") as engine:
             asked = [NewTopic(name) for name in ("a", "b", "a", "c", "a")]

@@ -59,6 +59,10 @@ class _Requests:
     def one(self, name: str, frame: bytes) -> None:
         self.made.append(Large(f"{self._dialect}: {name}", frame, 1, self._dialect))
 
+    def each_time(self, name: str, frame: Callable[[int], bytes]) -> None:
+        """A request that does its work only once: another one for each try."""
+        self.made.append(Large(f"{self._dialect}: {name}", frame(0), 1, self._dialect, frame))
+
     def many(self, name: str, frames: Iterable[bytes], count_max: int = 100_000) -> None:
         """As many of the frames, over and over, as fit."""
         cycle = list(frames)
@@ -96,7 +100,7 @@ def fluxgo(known: Known) -> Iterator[Large]:
     requests.many("a produce to another topic", [produce(name) for name in names[:1_000]], SLOW)
     requests.many("a produce to another partition", [produce(WIDE, at) for at in range(WIDE_PARTITIONS)], SLOW)
     requests.many("a produce to a topic with a wrong name", [produce("\u00e9" * 30_000)])
-    requests.one("a produce that makes 1,024 partitions", produce("grown-fluxgo", 1_023))
+    requests.each_time("a produce that makes 1,024 partitions", lambda number: produce(f"grown-fluxgo{number}", 1_023))
     requests.many("a consume", [consume(TINY, 77_777)])
     requests.many("a consume of a large record", [consume(TEXTS, 0)], COSTLY)
     requests.many("a consume of an odd offset", [consume(name, _U64_MAX) for name in names[1_000:]])
@@ -185,7 +189,7 @@ def rustlog(known: Known) -> Iterator[Large]:
     requests.many("a wrong CreateTopic", [create("t" * 30_000, 1)])
     requests.many("CreateTopic of too many partitions", [create("many", 2**32 - 1)], SLOW)
     requests.many("CreateTopic of a known name", [create(name, 1) for name in names], COSTLY)
-    requests.one("CreateTopic of 2,000 partitions", create("created-rustlog", 2_000))
+    requests.each_time("CreateTopic of 2,000 partitions", lambda number: create(f"created-rustlog{number}", 2_000))
     requests.many("ListTopics", [_sized(b"\x06")], COSTLY)
     requests.many("DescribeTopic", [_sized(b"\x07" + _text(WIDE))], COSTLY)
     requests.many(
@@ -309,7 +313,10 @@ def flymq(known: Known) -> Iterator[Large]:
         requests.many(name, [consume(code, TINY, 77_777)])
         requests.many(f"{name} of a large record", [consume(code, TEXTS, 0)], COSTLY)
     requests.many("CREATE_TOPIC of a known name", [opcode(0x03, _text(name) + bytes(4)) for name in names], COSTLY)
-    requests.one("CREATE_TOPIC of 2,000 partitions", opcode(0x03, _text("made-flymq") + struct.pack(">i", 2_000)))
+    requests.each_time(
+        "CREATE_TOPIC of 2,000 partitions",
+        lambda number: opcode(0x03, _text(f"made-flymq{number}") + struct.pack(">i", 2_000)),
+    )
     requests.many("METADATA of a wide topic", [opcode(0x04, _text(WIDE))], COSTLY)
     requests.many("METADATA", [opcode(0x04, _text(name)) for name in names], SLOW)
     requests.many("SUBSCRIBE", [subscribe(topic, f"s{at}") for at in range(10) for topic in names], SLOW)
@@ -455,7 +462,9 @@ def day1(known: Known) -> Iterator[Large]:
     requests.one("a produce of 65,535 records", produce(names[0], *[none] * 65_535))
     requests.one("a produce of 65,535 keys", produce(names[0], *[(b"k", b"v")] * 65_535))
     requests.one("a produce that is cut off", produce(names[0], *[none] * 65_000, count=65_535))
-    requests.one("a produce that makes 1,024 partitions", produce("grown-day1", none, partition=1_023))
+    requests.each_time(
+        "a produce that makes 1,024 partitions", lambda number: produce(f"grown-day1{number}", none, partition=1_023)
+    )
     requests.many("a produce", [produce(names[0], none)])
     requests.many("a produce with a key", [produce(names[0], (b"k", b""))])
     requests.many("a produce of nothing", [produce(names[0])])

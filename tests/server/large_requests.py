@@ -36,6 +36,8 @@ class Large(NamedTuple):
     """Whole frames."""
     answers: int = 1
     dialect: str = "kafka"
+    again: Callable[[int], bytes] | None = None
+    """The frames of a later try, for a request that does its work only once: a topic can be created one time."""
 
 
 class Known(NamedTuple):
@@ -198,20 +200,34 @@ def kafka_odd_requests(known: Known) -> Iterator[Large]:
     small = kafka_frame(ApiKey.LIST_OFFSETS, 1, listed)
     count = REQUEST_BYTES_MAX // 4 // len(small)
     yield Large(f"{count} requests for ListOffsets", small * count, count)
-    new = b"".join(struct.pack(">h7s", 7, b"new%04d" % number) for number in range(1_000))
-    yield Large("Metadata that makes 1,000 topics", kafka_frame(ApiKey.METADATA, 1, struct.pack(">i", 1_000) + new))
-    plain = b"".join(struct.pack(">h8sihii", 8, b"made%04d" % number, 1, 1, 0, 0) for number in range(1_000))
-    made = struct.pack(">i", 1_000) + plain + struct.pack(">i?", 60_000, False)
-    yield Large("CreateTopics of 1,000 topics", kafka_frame(ApiKey.CREATE_TOPICS, 2, made))
-    wide = struct.pack(">ih4sihii", 1, 4, b"wide", 2_000, 1, 0, 0) + struct.pack(">i?", 60_000, False)
-    yield Large("CreateTopics of 2,000 partitions", kafka_frame(ApiKey.CREATE_TOPICS, 2, wide))
-    gone = b"".join(struct.pack(">h", len(name)) + name.encode() for name in known.doomed)
-    deleted = struct.pack(">i", len(known.doomed)) + gone + struct.pack(">i", 60_000)
-    yield Large("DeleteTopics of all", kafka_frame(ApiKey.DELETE_TOPICS, 1, deleted))
+    yield _each_time("Metadata that makes 1,000 topics", _metadata_of_new_topics)
+    yield _each_time("CreateTopics of 1,000 topics", lambda number: _create_topics(f"made{number}-", 1_000, 1))
+    yield _each_time("CreateTopics of 2,000 partitions", lambda number: _create_topics(f"wide{number}-", 1, 2_000))
+    yield _each_time("DeleteTopics", lambda number: _delete_topics(known.doomed[number::TRIES]))
     for pattern in ("(((((n?){9}){9}){9}))+", "n" * 30_000, "|".join(f"n{number}x" for number in range(3_000))):
         data = pattern.encode()
         filters = b"\x01\x01" + struct.pack(">q", -1) + uvarint(len(data) + 1) + data + b"\x00"
         yield Large(f"ListTransactions by {pattern[:20]}", kafka_frame(ApiKey.LIST_TRANSACTIONS, 2, filters))
+
+
+def _each_time(name: str, frame: Callable[[int], bytes]) -> Large:
+    return Large(name, frame(0), again=frame)
+
+
+def _metadata_of_new_topics(number: int) -> bytes:
+    names = b"".join(struct.pack(">h9s", 9, b"new%d-%04d" % (number, at)) for at in range(1_000))
+    return kafka_frame(ApiKey.METADATA, 1, struct.pack(">i", 1_000) + names)
+
+
+def _create_topics(prefix: str, topics: int, partitions: int) -> bytes:
+    names = [f"{prefix}{at:04}".encode() for at in range(topics)]
+    rows = b"".join(struct.pack(f">h{len(name)}sihii", len(name), name, partitions, 1, 0, 0) for name in names)
+    return kafka_frame(ApiKey.CREATE_TOPICS, 2, struct.pack(">i", topics) + rows + struct.pack(">i?", 60_000, False))
+
+
+def _delete_topics(names: Sequence[str]) -> bytes:
+    rows = b"".join(struct.pack(">h", len(name)) + name.encode() for name in names)
+    return kafka_frame(ApiKey.DELETE_TOPICS, 1, struct.pack(">i", len(names)) + rows + struct.pack(">i", 60_000))
 
 
 # ---- pings -------------------------------------------------------------------------------------------------------------
@@ -333,7 +349,9 @@ def _send_all(peer: socket.socket, data: bytes) -> None:
 def too_long(ping: Ping, address: tuple[str, int], request: Large) -> str | None:
     """What to complain about, if other clients waited too long for the request each time that it was sent."""
     seen = []
-    for _ in range(TRIES):
+    for number in range(TRIES):
+        if number and request.again is not None:
+            request = request._replace(data=request.again(number))
         served = longest_ping(ping, address, request)
         if served.outcome == "unanswered":
             return f"{request.name}: {served}"

@@ -40,7 +40,7 @@ from penstock.broker.internal_log import NO_ROOM
 from penstock.broker.opening import open_partitions
 from penstock.broker.partition import Partition
 from penstock.broker.partition_infos import PartitionInfos
-from penstock.broker.pauses import result_of
+from penstock.broker.pauses import Pauses, result_of
 from penstock.broker.preparing import Light, Preparing
 from penstock.broker.producer_ids import ProducerIds
 from penstock.broker.reads import Reads
@@ -190,7 +190,7 @@ class EmbeddedEngine:
             self.directory.history,
             self.leader_epoch,
         )
-        self.groups.topics_changed(map(_subscribed, self._topics.entries()), ())
+        self.groups.topics_changed(dict(map(_subscribed, self._topics.entries())), ())
         self.groups.open(self._partitions_of(OFFSETS_TOPIC))
         self.transactions.open(self._partitions_of(TRANSACTIONS_TOPIC), self.groups.loaded)
         if self._topics.get(TRANSACTIONS_TOPIC) is not None:
@@ -565,7 +565,13 @@ class EmbeddedEngine:
         return [] if entry is None else [self._partitions[name, at] for at in range(entry.partitions)]
 
     async def _topics_changed(self, changed: Iterable[TopicEntry], gone: Collection[str]) -> None:
-        self.groups.topics_changed(map(_subscribed, changed), gone)
+        pauses = Pauses()
+        came: dict[str, SubscribedTopic] = {}
+        for entry in changed:
+            came[entry.name] = SubscribedTopic(entry.id, entry.partitions)
+            if pauses.due:
+                await pauses.pause()
+        self.groups.topics_changed(came, gone)
         if gone:
             dropped = self.in_slices(self.groups.drop_topics(frozenset(gone)))
             if isinstance(dropped, Pending):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from typing import Any
@@ -292,9 +292,8 @@ class Groups(Shards[GroupShard]):
         if shard is not None and shard.machine is not None:
             shard.machine.end_transaction(producer_id, committed=committed)
 
-    def topics_changed(self, changed: Iterable[tuple[str, SubscribedTopic]], gone: Collection[str]) -> None:
-        """Have consumer groups check their subscriptions, because topics were created, deleted or grew."""
-        came = dict(changed)
+    def topics_changed(self, came: Mapping[str, SubscribedTopic], gone: Collection[str]) -> None:
+        """Topics came, went or grew: consumer groups look again."""
         self._topics.update(came)
         for name in gone:
             self._topics.pop(name, None)

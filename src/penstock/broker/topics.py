@@ -17,7 +17,7 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.broker import catalogue, internal_topics
@@ -40,8 +40,12 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-MAKERS = 16
-"""Threads that make partitions, each of which waits for the disk twice."""
+MAKERS = 8
+"""Partitions that are made at once, by a thread each, which waits for the disk twice. Each takes some 2 ms of CPU time, and
+the event loop competes with all of these threads, so it gets its turn after each round."""
+
+_NewPartition = tuple[TopicPartition, uuid.UUID, TopicConfig]
+_NewLog = tuple[TopicPartition, PartitionLog]
 
 
 class Topics:
@@ -152,7 +156,7 @@ class Topics:
                 return results
             try:
                 endures = Room.AMPLE if by_client else Room.TIGHT
-                logs = await self._off_loop(lambda: self._make_logs(planned.values(), 0, endures))
+                logs = await self._make_logs([(entry, 0) for entry in planned.values()], endures)
                 await self._save({**self._entries, **planned})
             except OSError as error:
                 await self._off_loop(lambda: self._unmake(planned.values()))
@@ -191,24 +195,37 @@ class Topics:
     def _check_configs(self, configs: Mapping[str, str]) -> TopicConfig:
         return topic_config.parse(configs, self._defaults)
 
-    def _make_logs(
-        self, entries: Iterable[TopicEntry], first: int, endures: Room = Room.AMPLE
-    ) -> list[tuple[TopicPartition, PartitionLog]]:
-        """Folders and files of new partitions, safe on disk. Runs off the loop."""
-        wanted = []
-        for entry in entries:
+    async def _make_logs(self, entries: Iterable[tuple[TopicEntry, int]], endures: Room = Room.AMPLE) -> list[_NewLog]:
+        """Folders and files of new partitions, from the given one of each topic on, safe on disk."""
+        pauses = Pauses()
+        wanted: list[_NewPartition] = []
+        for entry, first in entries:
             config = topic_config.parse(entry.configs, self._defaults)
             wanted += [(TopicPartition(entry.name, at), entry.id, config) for at in range(first, entry.partitions)]
+            if pauses.due:
+                await pauses.pause()
+        logs: list[_NewLog] = []
+        makers = ThreadPoolExecutor(MAKERS, thread_name_prefix="penstock-make")
+        try:
+            for at in range(0, len(wanted), MAKERS):
+                some = wanted[at : at + MAKERS]
+                logs += await self._off_loop(functools.partial(self._make_some, makers, some, endures))
+        finally:
+            makers.shutdown(wait=False)
+        await self._off_loop(self._directory.sync)
+        return logs
 
-        def make(one: tuple[TopicPartition, uuid.UUID, TopicConfig]) -> tuple[TopicPartition, PartitionLog]:
+    def _make_some(self, makers: ThreadPoolExecutor, some: Iterable[_NewPartition], endures: Room) -> list[_NewLog]:
+        """Runs off the loop."""
+
+        def make(one: _NewPartition) -> _NewLog:
             partition_id, topic_id, config = one
             return partition_id, self._directory.create_log(str(partition_id), topic_id, config, endures)
 
-        # File systems sync many small files together when many wait for it.
-        with ThreadPoolExecutor(MAKERS, thread_name_prefix="penstock-make") as makers:
-            logs = list(makers.map(make, wanted))
-        self._directory.sync()
-        return logs
+        # File systems sync small files together when several threads wait for it.
+        waiting = [makers.submit(make, one) for one in some]
+        wait(waiting)  # none is left at work when one has failed
+        return [made.result() for made in waiting]
 
     def _unmake(self, entries: Iterable[TopicEntry]) -> None:
         """Remove the folders of partitions whose creation could not be saved, because they take disk space. They are kept if
@@ -340,12 +357,8 @@ class Topics:
             if validate_only or not grown:
                 return results
             try:
-                logs = await self._off_loop(
-                    lambda: [
-                        made
-                        for entry in grown.values()
-                        for made in self._make_logs([entry], self._entries[entry.name].partitions)
-                    ]
+                logs = await self._make_logs(
+                    [(entry, self._entries[entry.name].partitions) for entry in grown.values()]
                 )
                 await self._save({**self._entries, **grown})
             except OSError as error:
@@ -419,10 +432,15 @@ class Topics:
         pauses = Pauses()
         entries = dict(self._entries)
         partition_count = self.partition_count
+        replaced: list[str] = []
         for entry in changed:
             before = entries.get(entry.name)
-            partition_count += entry.partitions - (0 if before is None else before.partitions)
+            if before is not None:
+                partition_count -= before.partitions
+                replaced.append(entry.name)
+            partition_count += entry.partitions
             entries[entry.name] = entry
+            self._names_by_id[entry.id.bytes] = entry.name  # nobody knows the id yet
             if pauses.due:
                 await pauses.pause()
         names = self._sorted_names
@@ -430,17 +448,20 @@ class Topics:
             for entry in gone.values():
                 del entries[entry.name]
                 partition_count -= entry.partitions
+                if pauses.due:
+                    await pauses.pause()
             names = [name for name in names if name not in gone]
         elif len(entries) > len(names):
             names = sorted([*names, *(entry.name for entry in changed if entry.name not in self._entries)])
         self._entries, self._sorted_names, self.partition_count = entries, names, partition_count
-        for entry in changed:
-            self._names_by_id[entry.id.bytes] = entry.name
-            self._configs.pop(entry.name, None)
-        for entry in gone.values():
+        for name in replaced:
+            self._configs.pop(name, None)
+        self.version += 1
+        for entry in gone.values():  # an id leads to a name that is gone until then
             self._names_by_id.pop(entry.id.bytes, None)
             self._configs.pop(entry.name, None)
-        self.version += 1
+            if pauses.due:
+                await pauses.pause()
         if self.on_change is not None:
             await self.on_change(changed, gone)
 
