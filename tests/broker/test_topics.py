@@ -420,7 +420,7 @@ def test_partitions_are_made_a_few_at_a_time_with_the_loop_in_between(
     crash(broker.directory)
 
 
-def test_a_topic_that_is_named_twice_is_refused_each_time(tmp_path: Path) -> None:
+def test_topic_named_twice_is_refused_each_time(tmp_path: Path) -> None:
     async def run() -> None:
         async with engine_on(tmp_path, Disk(), topic=None, flush="os") as engine:
             asked = [NewTopic(name) for name in ("a", "b", "a", "c", "a")]

@@ -293,7 +293,7 @@ class Groups(Shards[GroupShard]):
             shard.machine.end_transaction(producer_id, committed=committed)
 
     def topics_changed(self, came: Mapping[str, SubscribedTopic], gone: Collection[str]) -> None:
-        """Topics came, went or grew: consumer groups look again."""
+        """Have consumer groups check their subscriptions, because topics were created, deleted or grew."""
         self._topics.update(came)
         for name in gone:
             self._topics.pop(name, None)

@@ -32,9 +32,9 @@ from penstock.storage.data_directory import DataDirectory
 from penstock.storage.system import shortfalls
 
 GC_THRESHOLDS = (5_000, 1, 2**30)
-"""Of the collector, for which everybody waits: it looks at 5,000 new objects in 1 ms, and at three times as many that
-stayed in 3 ms, or 5 ms on a busy machine. A look at all objects takes longer the larger the broker is, so no client's
-requests bring it about."""
+"""Thresholds of the garbage collector, which blocks the loop: it visits 5,000 new objects in 1 ms, and three times as many
+survivors in 3 ms, or 5 ms on a busy machine. The time of a full collection grows with the broker, so requests never trigger
+one."""
 GC_FULL_INTERVAL_S = 3_600.0
 """Interval of full collections. Neither requests nor connections create cycles, so there is little to collect."""
 
