@@ -65,7 +65,7 @@ def test_an_invalid_file_is_one_line_a_problem_and_exit_code_2(penstock: Run, tm
         "penstock: 3 problems in p.yaml",
         "p.yaml:1: checkpoint is required (a directory for the progress of flows)",
         "p.yaml:5: unknown key chekpoint; did you mean checkpoint?",
-        "p.yaml:14: flows.even is from mumbers, which is not declared; did you mean numbers?",
+        "p.yaml:14: flows.even reads mumbers, which is not declared; did you mean numbers?",
     ]
 
 
