@@ -1,7 +1,7 @@
 # The manual of this repository: `make` lists what there is to do.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check pure-tests test lint format bench soak docs matrix site dist hooks clean
+.PHONY: help setup demo check pure-tests test lint format bench soak planted docs matrix site dist hooks clean
 
 BIN := .venv/bin
 STAMP := .venv/.setup-done
