@@ -79,7 +79,7 @@ def test_what_a_merge_cannot_decide_is_refused(
     spark: SparkSession, tmp_path: Path, as_query: Callable[[str], None]
 ) -> None:
     writer = DeltaWriter(TableSink(str(tmp_path / "t"), "delta", (), Upsert(("id",), None, None)), "f")
-    with pytest.raises(PipelineFailed, match=r"flows.f: a batch has two rows of one key; upsert.order_by"):
+    with pytest.raises(PipelineFailed, match=r"flows.f: a batch has two rows with the same key; set upsert.order_by"):
         writer(spark.createDataFrame([(1, "a"), (1, "b")], "id INT, name STRING"), 0)
     with pytest.raises(Exception, match="upsert key") as failed:
         writer(spark.createDataFrame([(None, "a")], "id INT, name STRING"), 0)

@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_one_clear_line_before_any_row_is_written(
     assert "column value is int, not binary or string: cast it" in refusal(wrong, broker, topic)
     assert "no topic: set the option topic, or add a column topic" in refusal(good, broker)
     assert "unknown option topik: did you mean topic?" in refusal(good, broker, topik=topic)
-    assert "topic nowhere does not exist: make it first" in refusal(good, broker, "nowhere")
+    assert "topic nowhere does not exist: create it with" in refusal(good, broker, "nowhere")
     assert "a topic can only be appended to" in refusal(good, broker, topic, mode="overwrite")
     assert "'twice' is not at_least_once or exactly_once" in refusal(good, broker, topic, delivery="twice")
     over = {"delivery": "exactly_once", "kafka.transaction.timeout.ms": "900001"}
