@@ -1,3 +1,6 @@
 from __future__ import annotations
 
-from tests.cli.conftest import penstock  # noqa: F401 - a fixture for the tests here
+from tests.cli.conftest import penstock
+from tests.spark.shared import spark
+
+__all__ = ["penstock", "spark"]

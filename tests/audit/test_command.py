@@ -125,7 +125,7 @@ def test_the_page_about_audits_names_every_kind_and_options_that_exist(penstock:
 
     from penstock.audit.facts import KINDS
 
-    page = (Path(__file__).parents[3] / "docs" / "audit.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
     offered = penstock("logs", "audit", "--help").text
     for option in set(re.findall(r"`(--[a-z-]+)", page)):
         assert option in offered, option

@@ -12,7 +12,7 @@ import pytest
 
 from penstock import Broker
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "tables.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tables.md"
 _BLOCK = re.compile(r"^```(sh|py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -19,9 +19,12 @@ from penstock.client.kafka import LATEST, KafkaClient
 from penstock.pipeline.batches import QUERY_ID
 from penstock.pipeline.declaration import Pipeline, Trigger
 from penstock.pipeline.reading import read_pipeline
+from tests.spark.shared import spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["spark"]
 
 CAUGHT_UP = Trigger("available_now")
 Write = Callable[..., Path]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(400)
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "pipelines"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "pipelines"
 
 
 def headers_of(message: Any) -> dict[str, str]:

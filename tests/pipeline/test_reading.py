@@ -338,7 +338,7 @@ def test_back_off_doubles_up_to_its_bound() -> None:
 
 
 def test_the_files_and_parts_of_files_on_the_page_are_valid(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "pipelines.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "pipelines.md").read_text()
     shortest, sources, transforms, _, bad_rows, flows = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     assert list(read_pipeline(write(shortest), {}).flows) == ["big"]
     monkeypatch.setattr(sys, "path", list(sys.path))

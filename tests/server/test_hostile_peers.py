@@ -109,7 +109,7 @@ def test_a_request_shorter_than_its_header_closes_the_connection(broker: Broker,
 def test_a_frame_that_never_becomes_whole_is_given_up(broker: Broker) -> None:
     with RawPeer(broker) as peer:
         peer.send(struct.pack(">i", 1_000) + api_versions()[4:])
-        assert "not whole" in closed_with_one_line(broker, peer)
+        assert "incomplete frame" in closed_with_one_line(broker, peer)
 
 
 def test_a_peer_that_ends_in_the_middle_of_a_frame_is_let_go(broker: Broker) -> None:

