@@ -105,7 +105,7 @@ flows:
         ("transforms:\n  t: {sql: SELECT * FROM events, checks: {c: nothing > 1}}", 6, "`nothing` cannot be resolved"),
         ("transforms:\n  t: {sql: SELECT * FROM events, watermark: {column: kind, delay: 1 s}}", 6, "watermark"),
         ('transforms:\n  t: {sql: "SELECT kind, count(*) FROM events GROUP BY kind"}', 8, "output mode"),
-        ("transforms:\n  t: {python: 'builtins:id', inputs: [events]}", 6, "gave int, not a DataFrame"),
+        ("transforms:\n  t: {python: 'builtins:id', inputs: [events]}", 6, "returned int, not a DataFrame"),
         ("transforms:\n  t: {python: 'builtins:abs', inputs: [events]}", 6, "builtins:abs failed: TypeError"),
     ],
 )
