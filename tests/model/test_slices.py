@@ -294,5 +294,21 @@ def test_all_of_gives_the_answers_in_order(loop: Loop) -> None:
     assert result.result == [0, 1, 2, 3, 4]
 
 
+def test_work_whose_answers_are_there_pauses_too(loop: Loop) -> None:
+    def work() -> Work[list[int]]:
+        found = []
+        for number in range(100):
+            loop.now_s += STEP_S
+            answered: Pending[int] = Pending()
+            answered.complete(number)
+            found.append((yield answered))
+        return found
+
+    result = loop.slices.run(work())
+    assert loop.now_s <= SLICE_S + STEP_S
+    assert max(loop.turns_until_idle()) <= SLICE_S + STEP_S
+    assert result.result == list(range(100))
+
+
 def _waiting(pending: Pending[str]) -> Work[str]:
     return (yield pending)  # type: ignore[no-any-return]

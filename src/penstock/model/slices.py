@@ -133,7 +133,7 @@ class Slices:
                     break
                 given = waits_for.result
                 waits_for = None
-            elif self._clock() >= end:
+            if self._clock() >= end:
                 break
         if self._clock() - start > _SHORT_S:
             self._spend(start)

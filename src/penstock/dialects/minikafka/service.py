@@ -33,7 +33,9 @@ ALL_PARTITIONS = -1
 APPENDED_AT_ONCE = 32
 """Partitions that a run is spread over without a pause; appends to more partitions run in slices."""
 ASKED_AT_ONCE = 200
-"""Partitions whose offsets one command looks up or commits; more partitions need several commands, in slices."""
+"""Partitions whose offsets one command commits; more partitions need several commands, in slices."""
+POLLED_AT_ONCE = 32
+"""Partitions that a poll looks at between two pauses: about half a millisecond for the offsets and the reads."""
 
 
 class Refusal(NamedTuple):
@@ -149,13 +151,13 @@ class MiniKafkaService:
         wanted = tuple(range(count)) if request.partition == ALL_PARTITIONS else (request.partition,)
         if not all(0 <= at < count for at in wanted) or not wanted:
             return None
-        if len(wanted) > ASKED_AT_ONCE:
+        if len(wanted) > POLLED_AT_ONCE:
             return self.engine.in_slices(self._poll_many(request, group, wanted), drop=True)  # type: ignore[no-any-return]
         return self._poll_some(request, group, wanted)
 
     def _poll_many(self, request: Poll, group: str, wanted: tuple[int, ...]) -> Work[Found]:
-        for first in range(0, len(wanted), ASKED_AT_ONCE):
-            found = self._poll_some(request, group, wanted[first : first + ASKED_AT_ONCE])
+        for first in range(0, len(wanted), POLLED_AT_ONCE):
+            found = self._poll_some(request, group, wanted[first : first + POLLED_AT_ONCE])
             if isinstance(found, Pending):
                 found = yield found
             else:
