@@ -235,7 +235,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
             for partition in partitions
         ]
         assert len(held) == len(set(held))
-        assert set(held) == set(group._holders)
+        assert set(held) == {(topic, at) for topic, holders in group._holders.items() for at in holders}
 
     @invariant()
     def patterns_are_kept_as_long_as_somebody_uses_them(self) -> None:

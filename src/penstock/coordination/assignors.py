@@ -13,13 +13,12 @@ sorts.
 from __future__ import annotations
 
 import heapq
-import uuid
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-Topic = TypeVar("Topic", str, uuid.UUID)
+Topic = TypeVar("Topic", str, int)
 Held = dict[Topic, frozenset[int]]
 
 
@@ -337,9 +336,7 @@ def _walk_back(came_from: Mapping[int, tuple[int, Topic]], start: int, end: int)
     return path
 
 
-Assignor = Callable[
-    [Mapping[str, Subscriber[uuid.UUID]], Mapping[uuid.UUID, int]], dict[str, dict[uuid.UUID, frozenset[int]]]
-]
+Assignor = Callable[[Mapping[str, Subscriber[int]], Mapping[int, int]], dict[str, dict[int, frozenset[int]]]]
 
 CONSUMER_ASSIGNORS: dict[str, Assignor] = {"uniform": assign_uniform, "range": assign_range}
 """What consumer groups may ask for (KIP-848); the first is the default."""

@@ -100,7 +100,8 @@ class ConsumerGroup:
         self._static: dict[str, str] = {}
         self._subscriptions: dict[tuple[tuple[str, ...], str | None], Subscription] = {}
         self._subscription_of: dict[str, Subscription] = {}
-        self._holders: dict[tuple[uuid.UUID, int], str] = {}
+        self._holders: dict[uuid.UUID, dict[int, str]] = {}
+        """Who holds a partition, by topic. Ids are slow to hash, so partitions are not looked up by topic and number."""
         self._topics_seen = -1
         self._session_deadlines_ms: dict[str, int] = {}
         self._rebalance_deadlines_ms: dict[str, int] = {}
@@ -163,16 +164,19 @@ class ConsumerGroup:
         old = self.current.pop(member_id, NEW_MEMBER)
         for assignment in (old.assigned, old.revoking):
             for topic, partitions in assignment.items():
+                holders = self._holders.get(topic, {})
                 for partition in partitions:
-                    if self._holders.get((topic, partition)) == member_id:
-                        del self._holders[topic, partition]
+                    if holders.get(partition) == member_id:
+                        del holders[partition]
+                if not holders:
+                    self._holders.pop(topic, None)
         if current is None:
             return
         self.current[member_id] = current
         for assignment in (current.assigned, current.revoking):
             for topic, partitions in assignment.items():
-                for partition in partitions:
-                    self._holders[topic, partition] = member_id
+                if partitions:
+                    self._holders.setdefault(topic, {}).update(dict.fromkeys(partitions, member_id))
 
     def resume(self, now_ms: int) -> None:
         """After loading: nobody is late yet."""
@@ -234,7 +238,8 @@ class ConsumerGroup:
             self.target.get(member_id, {}),
             self.target_epoch.epoch,
             command.owned,
-            lambda topic, partition: self._holders.get((topic, partition), member_id) != member_id,
+            self._holders,
+            member_id,
         )
         if after != before:
             effects.write(CurrentAssignmentRecord(self.group, member_id, after))
@@ -351,23 +356,32 @@ class ConsumerGroup:
         return max(wishes, key=lambda name: (wishes[name], name)) if wishes else DEFAULT_ASSIGNOR
 
     def _make_target(self, now_ms: int, effects: Effects) -> None:
-        ids = {name: topic.topic_id for name, topic in self.subscribed.items()}
+        # The assignor gets numbers in the order of the ids: ids are slow to hash and to compare.
+        ids = sorted([topic.topic_id for topic in self.subscribed.values()], key=lambda topic_id: topic_id.int)
+        number_of_id = {topic_id: number for number, topic_id in enumerate(ids)}
+        numbers = {name: number_of_id[topic.topic_id] for name, topic in self.subscribed.items()}
         topics_of = {
-            subscription: frozenset(ids[name] for name in self._topics_of(subscription) if name in ids)
+            subscription: frozenset([numbers[name] for name in self._topics_of(subscription) if name in numbers])
             for subscription in self._subscriptions.values()
         }
         subscribers = {
             member_id: Subscriber(
                 topics_of[self._subscription_of[member_id]],
-                self.target.get(member_id, {}),
+                {
+                    number: partitions
+                    for topic_id, partitions in self.target.get(member_id, {}).items()
+                    if (number := number_of_id.get(topic_id)) is not None
+                },
                 metadata.instance_id,
             )
             for member_id, metadata in self.members.items()
         }
-        partitions = {topic.topic_id: topic.partitions for topic in self.subscribed.values()}
+        partitions = {numbers[name]: topic.partitions for name, topic in self.subscribed.items()}
         target = CONSUMER_ASSIGNORS[self.assignor()](subscribers, partitions)
-        for member_id, assignment in target.items():
-            if self.target.get(member_id) != assignment:
+        for member_id, assigned in target.items():
+            old = self.target.get(member_id)
+            if old is None or len(old) != len(assigned) or subscribers[member_id].held != assigned:
+                assignment = {ids[number]: held for number, held in assigned.items()}
                 effects.write(TargetMemberRecord(self.group, member_id, assignment))
         effects.write(TargetEpochRecord(self.group, TargetEpoch(self.epoch, now_ms)))
 

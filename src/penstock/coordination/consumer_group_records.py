@@ -14,13 +14,17 @@ Every value is flexible and of version 0. The meaning of epochs and assignments 
 from __future__ import annotations
 
 import enum
+import struct
 import uuid
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from penstock.coordination.record_fields import FieldError, FieldReader, FieldWriter
+from penstock.coordination.record_fields import FieldError, FieldReader, FieldWriter, uvarint
 
 _TIMESTAMP_TAG = 0
+_NO_TAGS = b"\x00"
+_NO_RACKS_NO_TAGS = b"\x01\x00"
+_I32 = struct.Struct(">i")
 
 Assignment = dict[uuid.UUID, frozenset[int]]
 """Partitions by topic id; no topic with an empty set, so that equal assignments are equal."""
@@ -196,8 +200,12 @@ def decode(kind: int, key: FieldReader, raw: bytes | memoryview | None) -> Consu
 
 def _write_strings(writer: FieldWriter, texts: list[str] | tuple[str, ...]) -> None:
     writer.count(len(texts))
-    for text in texts:
-        writer.string(text)
+    writer.buffer += b"".join([_string(text) for text in texts])
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return uvarint(len(raw) + 1) + raw
 
 
 def _read_strings(reader: FieldReader) -> tuple[str, ...]:
@@ -206,12 +214,13 @@ def _read_strings(reader: FieldReader) -> tuple[str, ...]:
 
 def _write_topics(writer: FieldWriter, topics: Mapping[str, SubscribedTopic]) -> None:
     writer.count(len(topics))
-    for name, topic in sorted(topics.items()):
-        writer.uuid(topic.topic_id)
-        writer.string(name)
-        writer.i32(topic.partitions)
-        writer.count(0)  # racks: there is one broker
-        writer.tags()
+    writer.buffer += b"".join(
+        [
+            # no racks, because there is one broker, and no tags
+            topic.topic_id.bytes + _string(name) + _I32.pack(topic.partitions) + _NO_RACKS_NO_TAGS
+            for name, topic in sorted(topics.items())
+        ]
+    )
 
 
 def _read_topics(reader: FieldReader) -> dict[str, SubscribedTopic]:
@@ -259,11 +268,12 @@ def _number(topic_id: uuid.UUID) -> int:
 
 def _write_assignment(writer: FieldWriter, assignment: Assignment) -> None:
     writer.count(len(assignment))
+    parts = []
     for topic_id in sorted(assignment, key=_number):
-        partitions = assignment[topic_id]
-        writer.uuid(topic_id)
-        writer.i32s(sorted(partitions))
-        writer.tags()
+        partitions = sorted(assignment[topic_id])
+        count = len(partitions)
+        parts.append(topic_id.bytes + uvarint(count + 1) + struct.pack(f">{count}i", *partitions) + _NO_TAGS)
+    writer.buffer += b"".join(parts)
 
 
 def _read_assignment(reader: FieldReader) -> Assignment:

@@ -12,7 +12,7 @@ giving up was confirmed. `reconcile` is that step for one member, as a function 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from penstock.coordination.consumer_group_records import (
     Assignment,
@@ -79,9 +79,11 @@ def reconcile(
     target: Assignment,
     target_epoch: int,
     owned: Mapping[uuid.UUID, frozenset[int]] | None,
-    is_held_by_others: Callable[[uuid.UUID, int], bool],
+    holders: Mapping[uuid.UUID, Mapping[int, str]],
+    member_id: str,
 ) -> CurrentAssignment:
-    """The member's next step towards its target; the same when there is none. `owned` is what it says it has, or None."""
+    """The member's next step towards its target; the same when there is none. `owned` is what it says it has, or None;
+    `holders` are the members that hold partitions."""
 
     def still_owns(partitions: Assignment) -> bool:
         return bool(partitions) and (owned is None or overlap(owned, partitions))
@@ -103,7 +105,11 @@ def reconcile(
         if lost := had - wanted:
             revoking[topic] = lost
         missing = wanted - had
-        free = frozenset(partition for partition in missing if not is_held_by_others(topic, partition))
+        held = holders.get(topic)
+        if held:
+            free = frozenset([partition for partition in missing if held.get(partition, member_id) == member_id])
+        else:
+            free = missing
         must_wait = must_wait or len(free) < len(missing)
         if free:
             gained[topic] = free

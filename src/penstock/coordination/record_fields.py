@@ -17,6 +17,21 @@ _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 
 
+def uvarint(value: int) -> bytes:
+    """The bytes of a count or a length, which is not negative."""
+    if value < 0x80:
+        return _SMALL[value]
+    parts = bytearray()
+    while value >= 0x80:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+_SMALL = tuple(bytes((value,)) for value in range(0x80))
+
+
 class FieldError(ValueError):
     """Bytes that are not the fields they should be."""
 
