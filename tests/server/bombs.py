@@ -69,7 +69,7 @@ def cpu_s(broker: Broker) -> float:
     for task in Path(f"/proc/{broker.pid}/task").iterdir():
         try:
             used += int((task / "schedstat").read_text().split()[0])
-        except FileNotFoundError:  # a thread that ended
+        except (FileNotFoundError, ProcessLookupError):  # a thread that ended
             pass
     return used / 1e9
 
